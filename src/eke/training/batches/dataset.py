@@ -104,7 +104,7 @@ class TrainingData:
         batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
         size, world_size = batch.per_device * batch.devices, batch.world_size
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
-        self.loading = iter(self._loader(self.train, chain.from_iterable(every)))
+        self.loading = iter(self._loader(self.train, chain.from_iterable(every), False))
         several = not self.plan.config.dataloader.workers
         batches = prefetch_in_groups(self.loading) if several else self.loading
         for step in range(start, total):
@@ -180,9 +180,7 @@ class TrainingData:
         missing = -(-len(groups) // world_size) - len(mine)
         yield from self.placeholders(missing if even else 0)
 
-    def _loader(
-        self, samples: _Samples, batches: Any, persistent: bool = False
-    ) -> "DataLoader[Any]":
+    def _loader(self, samples: _Samples, batches: Any, persistent: bool) -> "DataLoader[Any]":
         config = self.plan.config.dataloader
         return DataLoader(
             samples,  # type: ignore[arg-type]  # torch 2.13 types map-style data as Dataset only

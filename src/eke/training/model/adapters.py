@@ -138,9 +138,7 @@ def is_four_bit(plan: Plan) -> bool:
     return isinstance(plan.config.peft, QLora)
 
 
-def quantise(
-    plan: Plan, model: nn.Module, device: torch.device, parts: Parts | None = None
-) -> nn.Module:
+def quantise(plan: Plan, model: nn.Module, device: torch.device, parts: Parts | None) -> nn.Module:
     """Replace linear layers inside Transformer layers by 4-bit layers, in place, on `device`.
 
     Source: Dettmers et al. 2023, arXiv:2305.14314. Layers are moved one by one: a GPU holds at most

@@ -45,9 +45,7 @@ def save_model(plan: Plan, checkpoint: Path, folder: Path) -> None:
         save_weights(model, parts, folder, rank, number)
 
 
-def save_settings(
-    model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any = None
-) -> None:
+def save_settings(model: nn.Module, parts: SavedTensors, folder: Path, tokenizer: Any) -> None:
     """Write files other than weights, and adapters. Call it before any rank writes weights."""
     trained = [name for name in parts.names if "@" not in name] if is_adapted(model) else []
     weights = {name: parts.read(name) for name in trained}

@@ -58,7 +58,7 @@ def test_model_saved_from_shards_equals_a_single_process_save(kind, world_size, 
     parts = write_parts(model, tmp_path / "parts", world_size)
     with torch.device("meta"):
         empty = cls._from_config(copy.deepcopy(config))
-    save_settings(empty, parts, tmp_path / "mine")
+    save_settings(empty, parts, tmp_path / "mine", None)
     for rank in reversed(range(world_size)):  # transformers sweeps files that are there before
         save_weights(empty, parts, tmp_path / "mine", rank, world_size)
     expected, found = (
