@@ -3,8 +3,8 @@
 import importlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -149,11 +149,10 @@ class DeepSpeedUpdate(Update):
         self.world_size = plan.batch.world_size
         self.scale = LossScale() if plan.compute.loss_scaling else None
 
-    @contextmanager
-    def exchange(self, last: bool) -> Iterator[None]:
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Exchange gradients in the last micro-batch with ZeRO-1, in each with ZeRO-2 and 3."""
         self.engine.set_gradient_accumulation_boundary(last)
-        yield
+        return nullcontext()
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
         """Add gradients of the loss times the ranks: DeepSpeed averages instead of summing."""

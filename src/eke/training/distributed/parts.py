@@ -6,7 +6,7 @@ private names of torch 2.13 and transformers 5.23 for it (tests/equivalence/test
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
@@ -184,9 +184,8 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
         _replace(_places(model.modules()), lambda p: _placed(of[p], p))
 
-    @contextmanager
-    def sharded_flat(self, init: Any) -> Iterator[None]:
-        """Make each parameter full when DeepSpeed's `zero.Init` shards it, with its identity."""
+    def sharded_flat(self, init: Any) -> AbstractContextManager[Any]:
+        """Return a context in which `zero.Init` shards full parameters, with their identity."""
         plain, swap = init._convert_to_zero_parameters, cast(Any, torch.utils.swap_tensors)
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
@@ -194,8 +193,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
                 swap(old, nn.Parameter(self.gathered(old), old.requires_grad))
                 plain(zero, [old])
 
-        with patch.object(init, "_convert_to_zero_parameters", convert):
-            yield
+        return patch.object(init, "_convert_to_zero_parameters", convert)
 
     @contextmanager
     def read(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -302,9 +302,8 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     return cast(nn.Module, adapted).train()
 
 
-@contextmanager
-def _norms_of_parts(parts: Parts) -> Iterator[None]:
-    """Make DoRA compute norms of full tensors, one at a time."""
+def _norms_of_parts(parts: Parts) -> AbstractContextManager[Any]:
+    """Return a context in which DoRA computes norms of full tensors, one at a time."""
     from peft.tuners.lora.dora import DoraLinearLayer
 
     measure: Any = DoraLinearLayer.update_layer
@@ -314,8 +313,7 @@ def _norms_of_parts(parts: Parts) -> Iterator[None]:
             a, b = (parts.gathered(factor) for factor in (lora_A, lora_B))
             measure(self, base_layer=base_layer, lora_A=a, lora_B=b, **more)
 
-    with patch.object(DoraLinearLayer, "update_layer", update):
-        yield
+    return patch.object(DoraLinearLayer, "update_layer", update)
 
 
 class _Product(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -177,17 +177,15 @@ def _alone() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _own_formats(plan: Plan) -> Iterator[None]:
-    """Load or draw trained and frozen weights in their own formats inside the block."""
+def _own_formats(plan: Plan) -> AbstractContextManager[Any]:
+    """Return a context that loads or draws trained and frozen weights in their own formats."""
     from transformers import PreTrainedModel
 
     # transformers 5.23 reads each tensor in its format in the model without data. Other versions
     # use one format for all (tests/equivalence/test_frozen_weights.py).
     ask: Any = getattr(PreTrainedModel, "_get_dtype_plan", None)
     if ask is None or frozen_dtype(plan) is trained_dtype(plan):
-        yield
-        return
+        return nullcontext()
 
     def prepare(model: Any, dtype: torch.dtype) -> Any:
         freeze_named(plan, model)
@@ -196,8 +194,7 @@ def _own_formats(plan: Plan) -> Iterator[None]:
             model.get_submodule(name).to(trained_dtype(plan))
         return ask(model, dtype)
 
-    with patch.object(PreTrainedModel, "_get_dtype_plan", prepare):
-        yield
+    return patch.object(PreTrainedModel, "_get_dtype_plan", prepare)
 
 
 def _commit_of(model: PretrainedModel) -> str:

@@ -1,6 +1,5 @@
 """Trace of storages allocated and freed by a training step on fake tensors."""
 
-import contextlib
 import functools
 import weakref
 from collections import Counter
@@ -331,14 +330,12 @@ def _is_owned_by_autograd(gradient: Tensor) -> bool:
     )
 
 
-@contextlib.contextmanager
 def watched_attention(trace: StorageTrace) -> Any:
-    """Set the trace's flag while scaled dot-product attention runs."""
+    """Return a context that sets the trace's flag while scaled dot-product attention runs."""
     true_call = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         with mock.patch.object(trace, "inside_attention", True):
             return true_call(*args, **kwargs)
 
-    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", watched):
-        yield
+    return mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", watched)
