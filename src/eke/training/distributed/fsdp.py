@@ -76,12 +76,7 @@ class _InPlace(DefaultReduceScatter):
     """Sum gradients over ranks without the copy that gloo's reduce-scatter makes (torch 2.13)."""
 
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: Any,
-        op: Any,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, *_: Any, **__: Any
     ) -> Any:
         dist.all_reduce(input_tensor, op, group)
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
