@@ -85,14 +85,13 @@ def _norm_stacks(
     tokens, hidden = shape.tokens, shape.hidden
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
     stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
-    attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
+    attention = kept_by_attention(shape, kernel, shape.source, shape.source)
     dropped = 2 * shape.dropped
     operands = 4 * hidden + 2 * hidden + shape.inner
     kept = tokens * inner * shape.inner * shape.compute
     layer = Layer(
         stream=stream,
         attention=attention,
-        scores=scores,
         feed_forward=kept,
         dropout=dropped,
         needed=tokens * operands * shape.compute,
@@ -288,10 +287,9 @@ def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> 
     per_norm = hidden * (2 * shape.weights + wide) + FLOAT32_BYTES
     readers = [3, 2 if shape.gated else 1] + [1] * decodes
     stream = tokens * (norms * per_norm + hidden * sum(shape.read(n) for n in readers))
-    attention, scores = kept_by_attention(shape, own, length, length, biased=True)
+    attention = kept_by_attention(shape, own, length, length, biased=True)
     if decodes:
-        crossed, more = kept_by_attention(shape, crossing, shape.source, length)
-        attention, scores = attention + crossed, scores + more
+        attention += kept_by_attention(shape, crossing, shape.source, length)
         if shape.cast:  # keys and values each cast the encoder's output
             stream += shape.rows * shape.source * hidden * 2 * shape.compute
     inner = 7 if shape.gated else 1
@@ -304,7 +302,6 @@ def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> 
     return Layer(
         stream=stream,
         attention=attention,
-        scores=scores,
         feed_forward=kept,
         dropout=norms * tokens * hidden * shape.mask_bytes if shape.dropout else 0,
         needed=(tokens * (queries + 3 * shape.queries + norms * hidden) + crossed_keys)

@@ -181,8 +181,6 @@ class Layer:
     """Residual stream, norms and inputs of linear layers."""
     attention: int
     """Queries, keys, values, results and extra tensors saved by the kernel."""
-    scores: int
-    """Part of `attention`: matrices of queries x keys in unfused attention."""
     feed_forward: int
     dropout: int
     """Dropout masks outside of attention."""
@@ -424,8 +422,8 @@ def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple
 
 def kept_by_attention(
     shape: Shape, kernel: Kernel, source: int, target: int, biased: bool = False
-) -> tuple[int, int]:
-    """Return the bytes saved by an attention of `source` keys and `target` queries, and its scores.
+) -> int:
+    """Return the bytes saved by an attention of `source` keys and `target` queries.
 
     `biased`: a learned float32 bias is added to the scores.
     """
@@ -433,20 +431,18 @@ def kept_by_attention(
     compute, result = shape.compute, here * shape.queries * shape.compute
     if kernel == "fused":
         sums = here * shape.heads * FLOAT32_BYTES
-        masks = 0
-        if shape.masked and shape.on_cpu:
-            masks = here * source * compute  # a boolean mask is converted to numbers
+        # On a CPU a boolean mask is converted to numbers.
+        masks = here * source * compute if shape.masked and shape.on_cpu else 0
         operands = (here * shape.queries + 2 * there * shape.repeated) * compute
-        return operands + result + sums + masks, 0
+        return operands + result + sums + masks
     scores = here * shape.heads * source
     operands = (here + 2 * there) * shape.queries  # keys and values are repeated per query head
     if kernel == "math":
         matrices = FLOAT32_BYTES * scores * (3 if shape.dropout else 1)
         if shape.dropout and not shape.on_cpu:
             matrices = scores * (2 * FLOAT32_BYTES + 1)
-        return operands * FLOAT32_BYTES + result + matrices, matrices
-    matrices = scores * _eager_scores_bytes(shape, biased)
-    return operands * compute + result + matrices, matrices
+        return operands * FLOAT32_BYTES + result + matrices
+    return operands * compute + result + scores * _eager_scores_bytes(shape, biased)
 
 
 def _eager_scores_bytes(shape: Shape, biased: bool) -> int:

@@ -107,7 +107,7 @@ def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     # Each RMSNorm saves its input in float32, the normalized input and 1 / root.
     per_norm = hidden * (FLOAT32_BYTES + shape.weights) + FLOAT32_BYTES
     stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
-    attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
+    attention = kept_by_attention(shape, kernel, shape.source, shape.source)
     if shape.architecture.norms_heads:
         width = shape.queries + shape.keys
         formats = FLOAT32_BYTES + shape.compute
@@ -123,7 +123,6 @@ def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
     layer = Layer(
         stream=stream,
         attention=attention,
-        scores=scores,
         feed_forward=tokens * inner,
         dropout=0,
         needed=tokens * (operands + gates) * shape.compute,
