@@ -1,6 +1,5 @@
 """Values of a memory forecast in bytes of one device, and its shapes, without torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
@@ -110,7 +109,7 @@ class Forecast:
         missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
         return (
             *self.substitutions,
-            *(UNCERTAINTY_REASONS[doubt].text for doubt in self.doubts),
+            *(UNCERTAINTY_REASONS[doubt] for doubt in self.doubts),
             *missing,
         )
 
@@ -172,73 +171,23 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     )
 
 
-@dataclass(frozen=True)
-class _Reason:
-    """Condition under which a doubt applies to a plan, and its text."""
-
-    applies: Callable[[Plan, Shape], object]
-    text: str
-
-
 UNCERTAINTY_REASONS = {
-    "architecture": _Reason(
-        lambda plan, shape: not shape.architecture.is_known,
-        "no formulas for this architecture: estimated as a Llama of its size",
-    ),
-    "compiler": _Reason(
-        lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
-        "torch.compile selects the activations kept for the backward pass",
-    ),
-    "fused_kernels": _Reason(
-        lambda plan, shape: plan.config.kernels.is_liger,
-        "fused kernels keep less than the model's own operations",
-    ),
-    "lengths": _Reason(
-        lambda plan, shape: simulated_micro_batches(plan).differ,
-        "samples differ in length: the longest micro-batch of a training is counted",
-    ),
-    "adapters": _Reason(
-        lambda plan, shape: plan.config.peft.is_on,
-        "adapters change the tensors kept by each layer",
-    ),
-    "frozen": _Reason(
-        lambda plan, shape: plan.config.model.freeze,
-        "frozen layers are counted as trained ones, which keep more",
-    ),
-    "experts": _Reason(
-        lambda plan, shape: shape.experts,
-        "experts process as many tokens as the router sends",
-    ),
-    "unpacking": _Reason(
-        lambda plan, shape: plan.config.peft.option == "qlora",
-        "4-bit weights are unpacked layer by layer",
-    ),
-    "ds_config": _Reason(
-        lambda plan, shape: plan.ranks.deepspeed_config,
-        "a user's ds_config.json may move or share anything",
-    ),
-    "gathering": _Reason(
-        lambda plan, shape: plan.ranks.shards_states,
-        "the library decides when sharded weights are gathered, and how many",
-    ),
-    "data_parallel": _Reason(
-        lambda plan, shape: plan.ranks.is_dp,
-        "the first device gathers the outputs of the others",
-    ),
-    "float8": _Reason(
-        lambda plan, shape: plan.compute.float8 != "off",
-        "float8 operands are kept in addition to 16-bit ones",
-    ),
-    "dropout": _Reason(
-        lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
-        "the checkpoint's own dropout is unknown: 0.1 is counted",
-    ),
-    "driver": _Reason(
-        lambda plan, shape: not shape.on_cpu,
-        "the driver's context and the allocator's reserve are known as ranges",
-    ),
+    "architecture": "no formulas for this architecture: estimated as a Llama of its size",
+    "compiler": "torch.compile selects the activations kept for the backward pass",
+    "fused_kernels": "fused kernels keep less than the model's own operations",
+    "lengths": "samples differ in length: the longest micro-batch of a training is counted",
+    "adapters": "adapters change the tensors kept by each layer",
+    "frozen": "frozen layers are counted as trained ones, which keep more",
+    "experts": "experts process as many tokens as the router sends",
+    "unpacking": "4-bit weights are unpacked layer by layer",
+    "ds_config": "a user's ds_config.json may move or share anything",
+    "gathering": "the library decides when sharded weights are gathered, and how many",
+    "data_parallel": "the first device gathers the outputs of the others",
+    "float8": "float8 operands are kept in addition to 16-bit ones",
+    "dropout": "the checkpoint's own dropout is unknown: 0.1 is counted",
+    "driver": "the driver's context and the allocator's reserve are known as ranges",
 }
-"""Reasons for a forecast's wide range."""
+"""Reasons for a forecast's wide range, by doubt."""
 
 UNTRACED = ("lengths", "gathering", "driver")
 """Doubts that also apply to a trace."""
@@ -246,7 +195,21 @@ UNTRACED = ("lengths", "gathering", "driver")
 
 def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
-    shape = shape_of(plan)
-    return tuple(
-        doubt for doubt, reason in UNCERTAINTY_REASONS.items() if reason.applies(plan, shape)
-    )
+    shape, config, ranks = shape_of(plan), plan.config, plan.ranks
+    applies: dict[str, object] = {
+        "architecture": not shape.architecture.is_known,
+        "compiler": config.compile.option not in ("none", "eager"),
+        "fused_kernels": config.kernels.is_liger,
+        "lengths": simulated_micro_batches(plan).differ,
+        "adapters": config.peft.is_on,
+        "frozen": config.model.freeze,
+        "experts": shape.experts,
+        "unpacking": config.peft.option == "qlora",
+        "ds_config": ranks.deepspeed_config,
+        "gathering": ranks.shards_states,
+        "data_parallel": ranks.is_dp,
+        "float8": plan.compute.float8 != "off",
+        "dropout": config.model.dropout is None and shape.dropout,
+        "driver": not shape.on_cpu,
+    }
+    return tuple(doubt for doubt in UNCERTAINTY_REASONS if applies[doubt])
