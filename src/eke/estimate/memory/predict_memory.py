@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from eke.common.text import GIB, MIB
@@ -180,12 +180,7 @@ def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
 
 def _highest_range(moments: Iterable[Range]) -> Range:
     """Return the maxima of all low ends, of all expected values and of all high ends."""
-    ranges = list(moments)
-    return Range(
-        max(each.low for each in ranges),
-        max(each.expected for each in ranges),
-        max(each.high for each in ranges),
-    )
+    return Range(*map(max, zip(*map(astuple, moments), strict=True)))
 
 
 def verdict(peak: Range, capacity: int | None) -> Verdict:

@@ -5,7 +5,7 @@ benchmarks/llm_foundry.tsv and tested on the other half. No other number is fitt
 `benchmarks/step_time.py` compares with (sources: notes/step_time.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import sqrt
 
 from eke.config.schema import PeerToPeer
@@ -40,7 +40,7 @@ class Span:
         return Span(self.low / rate.high, self.expected / rate.expected, self.high / rate.low)
 
     def inverse(self, amount: float) -> "Span":
-        """Return the rate of `amount` in this time, highest for the shortest time."""
+        """Return `amount` per this span: a rate for a time, a time for a rate. Ends are swapped."""
         low, expected, high = self.high, self.expected, max(self.low, 1e-12)
         return Span(amount / low, amount / expected, amount / high)
 
@@ -55,9 +55,7 @@ def exact_span(amount: float) -> Span:
 
 def highest(one: Span, other: Span) -> Span:
     """Return the larger of two spans, end by end."""
-    return Span(
-        max(one.low, other.low), max(one.expected, other.expected), max(one.high, other.high)
-    )
+    return Span(*map(max, astuple(one), astuple(other)))
 
 
 @dataclass(frozen=True)

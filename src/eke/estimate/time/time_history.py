@@ -44,7 +44,6 @@ from eke.estimate.time.rates import (
     Span,
     StepTime,
     Unknown,
-    exact_span,
     highest,
     rates_of,
 )
@@ -91,16 +90,11 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
         host = host + TRAINER_S * plan.batch.accumulation
     # The host launches kernels while the device computes, so the slower one decides.
     passes = highest(device, host)
-    updated = work.updates.moved.over(rates.memory) + exact_span(work.updates.flops).over(
-        rates.optimizer
-    )
-    update_host = exact_span(work.updates.launches).by(LAUNCH_S)
-    update = highest(updated, update_host)
+    updated = work.updates.moved.over(rates.memory) + rates.optimizer.inverse(work.updates.flops)
+    update = highest(updated, LAUNCH_S * work.updates.launches)
     busy = passes + update
-    sent = exact_span(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
-    moved = exact_span(work.moves.to_host).over(rates.host) + exact_span(work.moves.to_disk).over(
-        DISK
-    )
+    sent = rates.link.inverse(work.moves.exchanged) + COLLECTIVE_S * work.moves.collectives
+    moved = rates.host.inverse(work.moves.to_host) + DISK.inverse(work.moves.to_disk)
     hosted = HOST_UPDATE_S * work.moves.on_host
     sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
@@ -130,9 +124,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
     rate = rates.attention if product.fused else rates.tensor
     if product.kind == "linear" and rates.float8 is not None:
         rate = rates.float8
-    return highest(
-        exact_span(product.flops).over(rate), exact_span(product.moved).over(rates.memory)
-    )
+    return highest(rate.inverse(product.flops), rates.memory.inverse(product.moved))
 
 
 def describe_step(
