@@ -275,13 +275,10 @@ def render_plan(plan: Plan) -> str:
     if max(map(len, values)) + 4 + _MIN_REASON <= width():
         lines = fields(pairs, width(), 2)
     else:
-        lines = [line for pair in pairs for line in _below(*pair)]
+        lines = []
+        for value, reason in pairs:
+            lines += [f"  {value}", *(wrap(reason, width(), " " * 6) if reason else [])]
     return "\n".join([f"plan {plan.run_id}", *wrap(chosen, width(), "  "), "", *lines])
-
-
-def _below(value: str, reason: str) -> list[str]:
-    """Return a value and below it its reason."""
-    return [f"  {value}", *(wrap(reason, width(), " " * 6) if reason else [])]
 
 
 def describe_model(plan: Plan) -> str:

@@ -247,13 +247,9 @@ def _impossible_lengths(
         why, epochs = f"means {total} steps, the limit is {MAX_STEPS}", f"{config.train.epochs:g}"
         problems.append(Problem("train.epochs", epochs, why, Fix("train.epochs=1"), "limit"))
     if warmup > total:
-        why, key = (
-            f"is longer than the run ({format_number(total, 'step')})",
-            "schedule.warmup_steps",
-        )
-        problems.append(
-            Problem(key, str(warmup), why, Fix(f"{key}={total // 10}"), "warmup_within_run")
-        )
+        why = f"is longer than the run ({format_number(total, 'step')})"
+        key, fix = "schedule.warmup_steps", Fix(f"schedule.warmup_steps={total // 10}")
+        problems.append(Problem(key, str(warmup), why, fix, "warmup_within_run"))
     return problems
 
 
@@ -298,10 +294,13 @@ def _plan_compute(
     config: Config, device: Device, warmup: int, decisions: list[Decision]
 ) -> ComputePlan:
     precision, formats = config.precision, decide_formats(config)
-    autocast = _autocast(precision.compute.value, precision.weights)
-    evaluation = autocast
-    if precision.evaluation is not Evaluation.same:
-        evaluation = _autocast(precision.evaluation.value, precision.weights)
+    compute, evaluation = precision.compute.value, precision.evaluation.value
+    if precision.evaluation is Evaluation.same:
+        evaluation = compute
+    # None: the weights already have the format.
+    autocast, eval_autocast = (
+        None if each == precision.weights.value else each for each in (compute, evaluation)
+    )
     scaling = precision.compute is Compute.float16
     if scaling:
         decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
@@ -317,12 +316,10 @@ def _plan_compute(
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
         other = "precision.evaluation differs from precision.compute"
-        alike = formats.frozen == precision.compute.value
+        alike = formats.frozen == compute
         reason = "the format of computation" if alike else other
         key = "frozen weights" if config.model.freeze else "peft.base_weights"
         decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
-    pin = config.dataloader.pin_memory
-    pinned = device.kind == "cuda" if pin is AutoBool.auto else pin is AutoBool.on
     implementation = _implementation(config, device, decisions)
     clipped = config.train.max_grad_norm
     decay = config.optimizer.weight_decay
@@ -346,9 +343,9 @@ def _plan_compute(
         loss_scaling=scaling,
         tf32=precision.tf32 is AutoBool.on,
         optimizer_implementation=implementation,
-        pin_memory=pinned and device.kind == "cuda",
+        pin_memory=device.kind == "cuda" and config.dataloader.pin_memory is not AutoBool.off,
         float8=precision.float8.value,
-        eval_autocast=evaluation,
+        eval_autocast=eval_autocast,
         **vars(formats),
     )
 
@@ -359,11 +356,6 @@ def _tied_head(config: Config) -> str:
     frozen = [w.place is Role.embedding and w.tokens for w in weights if not w.trained]
     tied = any(tokens and tokens is not Tokens.none for tokens in frozen)
     return ", and the tied output projection is frozen with the embedding" if tied else ""
-
-
-def _autocast(compute: str, weights: Weights) -> str | None:
-    """Return the format of autocast, None if the weights already have it."""
-    return None if compute == weights.value else compute
 
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
@@ -405,9 +397,6 @@ def _plan_peft(config: Config, decisions: list[Decision]) -> None:
 FLASH_CAPABILITY = (8, 0)
 """Capability for kernels that share key-value heads: flash and cuDNN (sdp_utils.cpp)."""
 
-_HALF = ("float16", "bfloat16")
-"""Formats for kernels that share key-value heads."""
-
 
 def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     """Return whether an attention kernel supports fewer key-value heads than query heads.
@@ -424,7 +413,7 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     if attention.backend is not Backend.auto:
         return True  # the configured kernel supports it
     new_enough = (device.capability or FLASH_CAPABILITY) >= FLASH_CAPABILITY
-    return new_enough and (dtype or plan.compute.matmul) in _HALF
+    return new_enough and (dtype or plan.compute.matmul) in ("float16", "bfloat16")
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
