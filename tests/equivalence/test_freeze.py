@@ -123,7 +123,7 @@ def test_frozen_formats_and_bytes_match_the_plan(saved, family, freeze, precisio
     assert ("frozen with the embedding" in reason) is (family in ("bert", "gpt2", "t5"))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {str(p.dtype) for p in trained} == {f"torch.{plan.compute.weights}"}
-    state = state_bytes(plan.config, plan.compute.formats)
+    state = state_bytes(plan.config, plan.compute)
     assert sum(p.nbytes for p in model.parameters()) == state.weights
     assert sum(p.nbytes for p in trained) == state.gradients
     assert sum(p.numel() for p in trained) == plan.size.num_trained_parameters

@@ -123,7 +123,7 @@ def test_formats_and_bytes_match_the_plan(saved, family, method, precision):
     assert trained == {torch.float32}
     held = [*model.parameters(), *quant_tensors(model)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-    assert sum(storages.values()) == state_bytes(plan.config, plan.compute.formats).weights
+    assert sum(storages.values()) == state_bytes(plan.config, plan.compute).weights
 
 
 def test_head_keeps_float32_values_of_the_checkpoint(saved, tmp_path):

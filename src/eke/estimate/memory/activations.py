@@ -42,7 +42,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     trained = [w for w in parts if w.trained]
     if not trained:
         return ZERO_RANGE
-    number = FLOAT32_BYTES if plan.compute.master else plan.compute.formats.weight_bytes
+    number = FLOAT32_BYTES if plan.compute.master else plan.compute.weight_bytes
     if plan.ranks.zero_stage:  # flat shards, one after another
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
@@ -79,7 +79,7 @@ def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
     # A projection is a slice: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix.
     if not optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
         return 0
-    rank, number = projection_rank(plan.config), plan.compute.formats.weight_bytes
+    rank, number = projection_rank(plan.config), plan.compute.weight_bytes
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]
     return number * sum(side * max(0, side - rank) for side in short)
 
@@ -169,7 +169,7 @@ def _outside(config: Config, shape: Shape) -> int:
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     """Return the 16-bit copies of float32 weights for linear layers and stacks of experts."""
-    formats = plan.compute.formats
+    formats = plan.compute
     if plan.compute.autocast is None or formats.copies or formats.gathered:
         return []  # FSDP2 gathers 16 bits
     # ZeRO-3's linear layers cast a view, which autocast does not keep.

@@ -139,7 +139,7 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
     micro = micro or simulated_micro_batches(plan).expected
-    formats = plan.compute.formats
+    formats = plan.compute
     # After trained weights, the residual stream is as wide as these weights.
     trained = model.freeze and not formats.copies
     weights = formats.weight_bytes if trained else formats.stream_bytes

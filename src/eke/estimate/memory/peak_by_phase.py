@@ -118,7 +118,7 @@ class _Moments:
     def __init__(self, plan: Plan, micro: MicroBatchShape) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
-        self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
+        self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute)
         self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
         self.acts = Activations(plan, self.shape, self.parts)
@@ -187,7 +187,7 @@ class _Moments:
         is_tied = self.config.model.tie_word_embeddings
         outer = 0 if is_tied else self.last_layer().parts["gradients"].expected
         whole = self.state.gradients
-        inner = self.plan.compute.formats.weight_bytes * self.layer * count
+        inner = self.plan.compute.weight_bytes * self.layer * count
         inner = min(inner // self.plan.ranks.shards, whole)
         for done in {1, count - 1} - {0}:  # layers whose backward pass is over
             made = whole if self.plan.batch.accumulation > 1 else outer + inner * done // count
@@ -281,7 +281,7 @@ class _Moments:
     def last_layer(self) -> MemoryPoint:
         """Return the last layer's backward pass: others are kept, the head has a gradient."""
         acts = self.acts
-        number = self.plan.compute.formats.weight_bytes
+        number = self.plan.compute.weight_bytes
         trained = self.config.targets.per_token and not self.config.peft.is_on
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         shards = self.plan.ranks.shards if self.plan.ranks.fsdp else 1
@@ -303,7 +303,7 @@ class _Moments:
 
     def first_layer(self) -> MemoryPoint:
         """Return the first layer's backward pass: all gradients but its own exist."""
-        acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
+        acts, own = self.acts, self.plan.compute.weight_bytes * self.layer
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or self.config.peft.is_on else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
@@ -315,7 +315,7 @@ class _Moments:
 
     def embedding(self) -> MemoryPoint:
         """Return the end of the backward pass, with gradients of the embedding and a tied head."""
-        number, model = self.plan.compute.formats.weight_bytes, self.config.model
+        number, model = self.plan.compute.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
         is_tied = model.tie_word_embeddings and self.config.targets.per_token
         # torch sums two gradients of one table into a third.

@@ -95,9 +95,7 @@ def _anatomy(plan: Plan) -> list[str]:
     count = plan.size.num_parameters
     if not count:
         return []
-    state = shared_state_bytes(
-        plan.config, plan.size, plan.device.kind == "cpu", plan.compute.formats
-    )
+    state = shared_state_bytes(plan.config, plan.size, plan.device.kind == "cpu", plan.compute)
     named = {
         "weights": state.weights,
         "gradients": state.gradients,

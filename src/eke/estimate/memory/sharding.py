@@ -41,7 +41,7 @@ class _Sizes:
     def __init__(self, plan: Plan, parts: _Parts) -> None:
         mine, stage = flat_shard_sizes(plan.config), plan.ranks.zero_stage
         trained = [w for w in parts if w.trained]
-        number = self.number = plan.compute.formats.weight_bytes
+        number = self.number = plan.compute.weight_bytes
         self.whole = number * sum(prod(w.shape) for w in trained)
         self.largest = number * max((prod(w.shape) for w in trained), default=0)
         """Bytes of the largest trained tensor."""
@@ -181,7 +181,7 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     Tensors fetched together are copied out of one buffer (partition_parameters.py,
     `AllGatherCoalescedHandle.wait`).
     """
-    number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
+    number, each = plan.compute.weight_bytes, [prod(w.shape) for w in parts]
     limit = _setting(plan, "stage3_param_persistence_threshold")
     small = sum(numbers for numbers in each if numbers <= limit)
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
@@ -199,7 +199,7 @@ def saved_bytes(plan: Plan) -> int:
     config, ranks = plan.config, plan.ranks
     if ranks.num_processes == 1 or not ranks.shards_states:
         return 0
-    state = shared_state_bytes(config, plan.size, host=True, formats=plan.compute.formats)
+    state = shared_state_bytes(config, plan.size, host=True, formats=plan.compute)
     weights = state.weights
     if config.peft.is_on:
         weights = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
@@ -236,7 +236,7 @@ def _ddp(plan: Plan, parts: _Parts, whole: int, moment: str) -> Range:
     config = plan.config
     before = whole if plan.batch.accumulation > 1 else 0
     trained = [w for w in parts if w.trained]
-    number = min(plan.compute.formats.weight_bytes, whole)
+    number = min(plan.compute.weight_bytes, whole)
     matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
     table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
     tied = table if config.model.tie_word_embeddings and config.targets.per_token else 0
@@ -268,7 +268,7 @@ def units(plan: Plan, parts: _Parts) -> list[_Unit]:
     `eke.training.distributed.fsdp.shard_model` splits a model in the same way. Gradients are as
     narrow as sent weights, except with the fused loss, and if norms among them are not narrow.
     """
-    config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
+    config, formats, found = plan.config, plan.compute, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
         is_table, is_matrix = weight.role is Role.embedding, len(weight.shape) == 2
         is_head = is_tied(weight) or (weight.role is Role.outer and is_matrix)

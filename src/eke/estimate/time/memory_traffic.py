@@ -172,13 +172,13 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     if not config.offload.is_on or plan.device.kind == "cpu":
         return 0.0, 0.0, 0.0
     numbers = contents.trained / plan.ranks.shards
-    width = plan.compute.formats.weight_bytes
+    width = plan.compute.weight_bytes
     moved = 2 * width * numbers  # gradients to the host, weights back
     disk = 0.0
     if isinstance(config.offload, NvmeOffload):
         disk = _STATE_READS * numbers
     if config.offload.moves_weights:  # each process loads its shard for every pass
-        width = plan.compute.formats.frozen_bytes
+        width = plan.compute.frozen_bytes
         moved += 2 * plan.batch.accumulation * width * contents.numbers / plan.ranks.shards
     return moved, numbers, disk
 
@@ -190,7 +190,7 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
     if count < 2:
         return 0.0, 0
     part = (count - 1) / count
-    formats = plan.compute.formats
+    formats = plan.compute
     weights = formats.frozen_bytes * contents.numbers
     gradients = formats.weight_bytes * contents.trained
     layers = max(1, config.model.num_hidden_layers)

@@ -67,11 +67,12 @@ class StateBytes:
 class WeightFormats:
     """Number formats of the training state, decided once per plan."""
 
-    weights: str
+    weights: str = "float32"
     """torch dtype name of trained weights and gradients. Adapters are float32."""
-    master: bool
+    master: bool = False
     """True if the optimizer updates float32 copies of 16-bit weights."""
-    frozen: str
+    frozen: str = "float32"
+    """torch dtype name of frozen weights, equal to `weights` without frozen weights."""
     copies: str = ""
     """torch dtype name of the copies of float32 weights used in a step, "" without copies."""
     gathered: str = ""

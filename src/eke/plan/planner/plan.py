@@ -76,8 +76,8 @@ class StepPlan:
     """Samples of one evaluation."""
 
 
-@dataclass(frozen=True)
-class ComputePlan:
+@dataclass(frozen=True, kw_only=True)
+class ComputePlan(WeightFormats):
     """Number formats (torch dtype names) and implementations, resolved from `precision`."""
 
     autocast: str | None
@@ -89,24 +89,9 @@ class ComputePlan:
     """`forloop`, `foreach` or `fused`, empty for optimizers with one implementation."""
     pin_memory: bool
     """True if batches are in page-locked host memory."""
-    weights: str = "float32"
-    """Format of trained weights and gradients. Adapters are float32."""
-    frozen: str = "float32"
-    """Format of frozen weights, equal to `weights` without frozen weights."""
-    master: bool = False
-    """True if the optimizer updates float32 copies of 16-bit weights."""
     float8: str = "off"
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
-    copies: str = ""
-    """Format of the copies of float32 weights used in a step, "" without copies."""
-    gathered: str = ""
-    """Format in which FSDP2 gathers float32 matrices, "": the format of each weight."""
-
-    @property
-    def formats(self) -> WeightFormats:
-        """Number formats of the training state."""
-        return WeightFormats(self.weights, self.master, self.frozen, self.copies, self.gathered)
 
     @property
     def matmul(self) -> str:

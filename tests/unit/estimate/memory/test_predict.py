@@ -356,7 +356,7 @@ def test_sharded_step_matches_measured_peak(mib, overrides) -> None:
 def test_replicas_hold_equal_shards() -> None:
     def weights(*overrides) -> int:
         plan = plan_of(*LLAMA_300M, *overrides)
-        return state_bytes(plan.config, plan.compute.formats).weights
+        return state_bytes(plan.config, plan.compute).weights
 
     eight = "distributed.num_processes=8"
     assert weights() == weights(eight, "distributed.replicas=2") == 2 * weights(eight)
