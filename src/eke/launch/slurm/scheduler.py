@@ -153,9 +153,8 @@ def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
             last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
-            raise _SlurmCommandError(
-                f"{command[0]} cannot reach a SLURM controller ({last}). {ELSEWHERE}"
-            )
+            why = f"cannot reach a SLURM controller ({last}). {ELSEWHERE}"
+            raise _SlurmCommandError(f"{command[0]} {why}")
         raise _SlurmCommandError(f"{command[0]}: {said}")
     return done.stdout
 
@@ -176,9 +175,8 @@ def _options_of(script: Path) -> list[str]:
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Submit a batch script and return the job id. Raise SubmissionRefused, or EkeError."""
     try:
-        said = run_slurm_command(
-            ["sbatch", "--parsable", *_options_of(script), str(script)], descriptors
-        )
+        command = ["sbatch", "--parsable", *_options_of(script), str(script)]
+        said = run_slurm_command(command, descriptors)
     except _SlurmCommandError as error:
         if _LOST.search(str(error)):
             raise
@@ -220,10 +218,9 @@ def _joined(listed: Iterable[Element]) -> dict[str, Element]:
 def _listed(*options: str) -> list[Element]:
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # LOGNAME may be wrong, and a container may have no user names
+    said = run_slurm_command(["squeue", "--noheader", "--array", user, form, *options])
     found = []
-    for line in run_slurm_command(
-        ["squeue", "--noheader", "--array", user, form, *options]
-    ).splitlines():
+    for line in said.splitlines():
         job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
         found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
     return found
@@ -264,11 +261,10 @@ def _accounted(names: Sequence[str]) -> list[list[str]]:
 def show_job(element: str) -> dict[str, str]:
     """Return the controller's data on one job, {} if unknown or unreachable."""
     try:
-        shown = run_slurm_command(["scontrol", "show", "job", "--oneliner", element]).partition(
-            "\n"
-        )[0]
+        said = run_slurm_command(["scontrol", "show", "job", "--oneliner", element])
     except EkeError:
         return {}
+    shown, _, _ = said.partition("\n")
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +99,10 @@ def read_minutes(text: str) -> int | None:
     """Return a time limit of sbatch (manual, --time) in minutes, rounded up, None if invalid."""
     if not (found := _TIME.fullmatch(text.strip())):
         return None
-    parts = [int(part) for part in found["clock"].split(":")]
-    if found["days"] is not None:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-        hours += 24 * int(found["days"])
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
-    return (hours * 3600 + minutes * 60 + seconds + 59) // 60 or None
+    parts, days = [int(part) for part in found["clock"].split(":")], found["days"]
+    units = (3600, 60, 1) if days is not None or len(parts) == 3 else (60, 1)
+    seconds = int(days or 0) * 24 * 3600 + sum(map(mul, parts, units))
+    return -(-seconds // 60) or None
 
 
 def _problems(config: Config) -> list[Problem]:
