@@ -34,11 +34,12 @@ from eke.plan.planner import (
 from eke.plan.record import (
     Failure,
     Outcome,
+    RankFailure,
     Record,
     metrics,
     read_attempts,
     read_dead_rank,
-    read_rank_failures,
+    read_ends,
     read_record,
     write_record,
 )
@@ -119,7 +120,7 @@ def _find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
     """Return the outcome and failure of the first process that ended, None if unknown."""
-    for found in read_rank_failures(paths, attempt):
+    for found in read_ends(paths, RankFailure, attempt):
         message = f"process {found.rank} of this run: {found.failure.message}"
         return found.outcome, dataclasses.replace(found.failure, message=message)
     dead = read_dead_rank(paths, attempt)

@@ -40,11 +40,6 @@ class RunFolder(NamedTuple):
     """Reasons why an earlier run, in a folder next to this one, is not reused."""
 
 
-def _changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
-    """Return the formatted differences between a finished run's machine and this one."""
-    return changed_fingerprint(record.machine, plan.machine)
-
-
 def folder_names(run_id: str) -> Iterator[str]:
     """Yield the names of a run's folders: `<run_id>`, `<run_id>-2`, ..."""
     return (f"{run_id}-{n}" if n > 1 else run_id for n in itertools.count(1))
@@ -53,7 +48,9 @@ def folder_names(run_id: str) -> Iterator[str]:
 def find_place(
     plan: Plan,
     old: Container[str] | None = None,
-    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = _changes_since,
+    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = (
+        lambda _, record, plan: changed_fingerprint(record.machine, plan.machine)
+    ),
 ) -> RunFolder:
     """Return the folder for a plan. Final records and unknown files are never overwritten.
 

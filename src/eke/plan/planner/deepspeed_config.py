@@ -16,6 +16,7 @@ from eke.common.text import format_value, override
 from eke.config.schema import Config, NvmeOffload, Weights, WeightsPlace
 from eke.models.sizes import PIECE_BUFFERS, STAGE, training_structure
 from eke.plan.planner.plan import BatchPlan
+from eke.plan.record import table
 
 Settings = dict[str, Any]
 """Content of a ds_config.json."""
@@ -189,8 +190,8 @@ def merge_user_settings(
         for key, why in _FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
-    problems += _other_optimizer(config, theirs.get("optimizer"))
-    problems += _other_schedule(config, theirs.get("scheduler"))
+    problems += _other_optimizer(config, table(theirs, "optimizer"))
+    problems += _other_schedule(config, table(theirs, "scheduler"))
     rest = {k: v for k, v in theirs.items() if k not in ("optimizer", "scheduler", *_FORBIDDEN)}
     merged = _lay_over(mine, rest, "", name, problems)
     if problems:
@@ -248,9 +249,7 @@ def _offload(device: str, cpu_option: str) -> str:
     return f"offload={ {'cpu': cpu_option, 'nvme': 'nvme'}.get(device, 'none') }"
 
 
-def _other_optimizer(config: Config, section: Any) -> list[Problem]:
-    if not isinstance(section, dict):
-        return []
+def _other_optimizer(config: Config, section: Settings) -> list[Problem]:
     name, problems = str(config.distributed.deepspeed_config), []
     theirs = str(section.get("type", _AUTO)).lower()
     wanted = _OPTIMIZERS.get(theirs, theirs)
@@ -269,9 +268,7 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
     return problems
 
 
-def _other_schedule(config: Config, section: Any) -> list[Problem]:
-    if not isinstance(section, dict):
-        return []
+def _other_schedule(config: Config, section: Settings) -> list[Problem]:
     name = str(config.distributed.deepspeed_config)
     theirs = str(section.get("type", _AUTO))
     wanted = _SCHEDULES.get(theirs.lower())

@@ -318,25 +318,20 @@ def write_end(paths: RunPaths, end: RankFailure | DeadRank) -> None:
         write_json(path, cattrs.unstructure(end))
 
 
-def _read_ends(paths: RunPaths, names: str, kind: type[End], attempt: int) -> list[End]:
-    """Read the readable files of this attempt, lowest rank first."""
+def read_ends(paths: RunPaths, kind: type[End], attempt: int) -> list[End]:
+    """Return the readable ends of processes in this attempt, lowest rank first."""
     found = []
-    for path in paths.folder.glob(names):
+    for path in paths.folder.glob("rank_*.json" if kind is RankFailure else "dead_rank*.json"):
         with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
             found.append(cattrs.structure(read_json(path), kind))
     return sorted((end for end in found if end.attempt == attempt), key=lambda end: end.rank)
-
-
-def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
-    """Return the failures of processes in this attempt, lowest rank first."""
-    return _read_ends(paths, "rank_*.json", RankFailure, attempt)
 
 
 def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
     """Return the first process of this attempt that ended, None if unknown."""
     # Every node reports one process. The cause was killed by a signal or is not rank 0, since the
     # remaining processes fail with an ordinary exit code.
-    found = _read_ends(paths, "dead_rank*.json", DeadRank, attempt)
+    found = read_ends(paths, DeadRank, attempt)
     return min(found, key=lambda dead: (dead.exit_code >= 0, dead.rank == 0), default=None)
 
 
