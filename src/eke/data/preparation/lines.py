@@ -553,8 +553,6 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         other = f"or data.name=FOLDER, or with a connection: {download}"
         fix = Fix("data=jsonl", "data.path=FILE", remark=other)
         return ConfigError(Problem("data.name", source.name, why, fix, "no_dataset"))
-    why, fix = (
-        f"cannot be loaded by the datasets library: {line}",
-        Fix("data=jsonl", "data.path=FILE"),
-    )
+    why = f"cannot be loaded by the datasets library: {line}"
+    fix = Fix("data=jsonl", "data.path=FILE")
     return ConfigError(Problem("data.name", source.name, why, fix, "unreadable"))

@@ -316,11 +316,9 @@ class _RowStore:
     def _labels(self) -> Iterator[Any]:
         """Yield the labels of all rows; of a stream, only from the first rows."""
         columns, streamed = Columns(self.request), self.request.streamed
+        most = streamed + NUM_PREVIEW_ROWS if streamed else None
         for held in (False, True)[: 1 + self._has_eval_source()]:
-            rows = all_rows(self.request, held, columns)
-            for row in filter(
-                None, islice(rows, streamed + NUM_PREVIEW_ROWS if streamed else None)
-            ):
+            for row in filter(None, islice(all_rows(self.request, held, columns), most)):
                 with contextlib.suppress(BadRowError, LookupError):
                     yield columns.items(values_of(row)[str(self.request.label)])
 
@@ -385,12 +383,10 @@ class _RowStore:
             why = f"all of {num_rows} rows are unusable: {'; '.join(self.bad_rows)}"
         files = [name for name, _ in self.request.train]
         other = other_format(self.request.option, files)  # empty for the Hub
-        fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
+        key, fix = "data.path", self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
         if self.request.hub is not None:
-            raise ConfigError(
-                Problem("data.name", self.request.path, why, Fix("data.split=SPLIT"), "no_rows")
-            )
-        raise ConfigError(Problem("data.path", self.request.path, why, fix, "no_rows"))
+            key, fix = "data.name", "data.split=SPLIT"
+        raise ConfigError(Problem(key, self.request.path, why, Fix(fix), "no_rows"))
 
     def _bad_fix(self) -> str:
         """Return the override that makes most bad rows usable, "" without one."""
@@ -447,8 +443,8 @@ class _RowStore:
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row to {part} on ({counts['cuts']} in total)"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        problem = Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS"), "no_rows")
-        raise ConfigError(problem)
+        fix = Fix(f"{key}=FILE_WITH_MORE_ROWS")
+        raise ConfigError(Problem(key, self.request.path, why, fix, "no_rows"))
 
     def _number_labels(self) -> tuple[str, ...]:
         if not (found := self.columns.names):

@@ -212,10 +212,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> TextSource:
         raise ConfigError(Problem("data.path", str(path), why, fix, "empty_file"))
     if eval_frac == 1:  # both splits are the entire source
         root = path if path.is_dir() else path.parent
-        names = [_label(p.relative_to(root).as_posix()) for p in paths]
-        every = tuple(
-            FileRange(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True)
-        )
+        every = tuple(_whole_file(p, p.relative_to(root).as_posix()) for p in paths)
         return TextSource(every, every)
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
@@ -232,19 +229,17 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> TextSource:
     kept = set(ranked[:num_kept])
 
     def pieces(chosen: bool) -> tuple[FileRange, ...]:
-        return tuple(
-            FileRange(path, 0, path.stat().st_size, _label(names[path]))
-            for path in paths
-            if (path in kept) is chosen and path.stat().st_size > 0
-        )
+        found = (_whole_file(path, names[path]) for path in paths if (path in kept) is chosen)
+        return tuple(piece for piece in found if piece.size > 0)
 
     return TextSource(pieces(False), pieces(True))
 
 
-def _label(name: str) -> str:
-    """Return the top-level folder of a file, "" without one. Invalid UTF-8 is escaped."""
-    top = name.split("/", 1)[0] if "/" in name else ""
-    return os.fsencode(top).decode(errors="backslashreplace")
+def _whole_file(path: Path, name: str) -> FileRange:
+    """Return a file with the top-level folder of its name as label. Invalid UTF-8 is escaped."""
+    label = name.split("/", 1)[0] if "/" in name else ""
+    escaped = os.fsencode(label).decode(errors="backslashreplace")
+    return FileRange(path, 0, path.stat().st_size, escaped)
 
 
 def largest_labels(corpus: TextSource, num_labels: int) -> list[str]:
