@@ -215,8 +215,7 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (
-        shared_state_bytes(plan.config, plan.size, host, plan.compute.formats)
-        for host in (False, True)
+        shared_state_bytes(plan.config, plan.size, host, plan.compute) for host in (False, True)
     )
     offloaded = max(0, all_of_it.total - there.total)
     behind = copies and plan.config.train.checkpoint_async is not False
@@ -255,8 +254,7 @@ def _on_gpu(plan: Plan, moment: MemoryPoint, every: Sequence[MemoryPoint]) -> Me
         "context": _CONTEXT,
     }
     # A traced moment already has its reserve.
-    more = {name: moment.parts.get(name, part) for name, part in parts.items()}
-    return replace(moment, parts=moment.parts | more)
+    return replace(moment, parts=parts | moment.parts)
 
 
 def known_forecast(plan: Plan) -> Forecast:

@@ -95,16 +95,12 @@ class _Pass:
 def passes(plan: Plan, shape: Shape) -> tuple[_Pass, _Pass, _Pass]:
     """Return the forward pass, the backward pass, and the layers' forward pass."""
     layers, outer = _entries(plan, shape)
-    classifies = not plan.targets.per_token
-    around = outer_units(shape, classifies)
-    found = []
-    for phase in ("forward", "backward"):
+    around = outer_units(shape, not plan.targets.per_token)
+    stacks, found = _stacks_of(shape), []
+    passed = passed_layers(plan.config, list(stacks.values()))
+    for phase, each in (("forward", stacks.values()), ("backward", passed)):
         moved, launches = 0.0, 0.0
-        stacks = _stacks_of(shape)
-        if phase == "backward":
-            passed = passed_layers(plan.config, list(stacks.values()))
-            stacks = dict(zip(stacks, passed, strict=True))
-        for stack, count in stacks.items():
+        for stack, count in zip(stacks, each, strict=True):
             entry = layers[stack][phase]
             moved += count * _bytes(entry, layer_units(shape, stack))
             launches += count * entry["launches"]

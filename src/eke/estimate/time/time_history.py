@@ -191,13 +191,10 @@ class Observation:
     def is_sane(self) -> bool:
         """True if its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
-        if not all(math.isfinite(n) and n >= 0 for n in numbers):
+        if not (self.key and self.run_id and all(math.isfinite(n) and n >= 0 for n in numbers)):
             return False
-        if not (self.key and self.run_id and self.measured > 0):
-            return False
-        if not self.predicted:
-            return True
-        return 1 / _LARGEST_RATIO < self.measured / self.predicted < _LARGEST_RATIO
+        ratio = self.measured / (self.predicted or self.measured or math.inf)
+        return 1 / _LARGEST_RATIO < ratio < _LARGEST_RATIO
 
 
 def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
