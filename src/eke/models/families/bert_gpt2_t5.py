@@ -32,7 +32,6 @@ from eke.models.families.family_record import (
     kept_by_attention,
     layer_norm,
     layers,
-    linear,
     norm,
     table,
     working_bytes,
@@ -73,7 +72,8 @@ def _bert_weights(model: BertModel) -> Iterator[Weight]:
     shapes = {f"attention.{name}": (hidden, hidden) for name in square}
     shapes |= {"intermediate.dense": (inner, hidden), "output.dense": (hidden, inner)}
     for name, (out, inp) in shapes.items():
-        yield from linear(out, inp, Tokens.source, bias=True, module=name)
+        yield Weight((out, inp), Tokens.source, module=name)
+        yield Weight((out,), module=name)
     yield from layer_norm(hidden, "attention.output.LayerNorm")
     yield from layer_norm(hidden, "output.LayerNorm")
 
@@ -256,16 +256,15 @@ def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
     inputs = ("wi_0", "wi_1") if model.gated else ("wi",)
     shapes = {**dict.fromkeys(inputs, (inner, hidden)), "wo": (hidden, inner)}
     for name, (out, inp) in shapes.items():
-        module = f"layer.{last}.DenseReluDense.{name}"
-        yield from linear(out, inp, tokens, bias=False, module=module)
+        yield Weight((out, inp), tokens, module=f"layer.{last}.DenseReluDense.{name}")
     yield norm(hidden, f"layer.{last}.layer_norm")
 
 
 def _t5_attention(model: T5Model, name: str, queries: Tokens, keys: Tokens) -> Iterator[Weight]:
     hidden, width = model.hidden_size, model.num_attention_heads * head_width(model)
     for part, tokens in {"q": queries, "k": keys, "v": keys}.items():
-        yield from linear(width, hidden, tokens, bias=False, module=f"{name}.{part}")
-    yield from linear(hidden, width, queries, bias=False, module=f"{name}.o")
+        yield Weight((width, hidden), tokens, module=f"{name}.{part}")
+    yield Weight((hidden, width), queries, module=f"{name}.o")
     yield norm(hidden, f"{name.rpartition('.')[0]}.layer_norm")
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
-from eke.config.schema import Config, LlamaModel, T5Model
+from eke.config.schema import Config, LlamaModel, PretrainedModel, T5Model
 from eke.config.schema.fields import LARGEST
 from eke.config.schema.model import MAX_LAYERS
 
@@ -56,6 +56,7 @@ class Weight:
     """One parameter tensor."""
 
     shape: tuple[int, ...]
+    """[out, in] for a linear layer, as in torch."""
     tokens: Tokens = Tokens.none
     """Tokens that the weight is multiplied with, for a tied embedding by the output projection."""
     trained: bool = True
@@ -113,13 +114,6 @@ class Structure:
     weights: tuple[Weight, ...]
     """Every trainable tensor once, in order of computation."""
     attention: tuple[AttentionLayers, ...]
-
-
-def linear(out: int, inp: int, tokens: Tokens, *, bias: bool, module: str) -> Iterator[Weight]:
-    """Yield a linear layer in a Transformer layer, with a weight of shape [out, in] as in torch."""
-    yield Weight((out, inp), tokens, module=module)
-    if bias:
-        yield Weight((out,), module=module)
 
 
 def table(rows: int, width: int, *names: str, tokens: Tokens = Tokens.none) -> Weight:
@@ -403,7 +397,7 @@ class Family:
     """Suffix of the name of a matrix [intermediate_size, hidden_size]."""
 
 
-def head_width(model: LlamaModel | T5Model) -> int:
+def head_width(model: LlamaModel | T5Model | PretrainedModel) -> int:
     """Return the width of an attention head: `head_dim`, else hidden size // heads."""
     return model.head_dim or model.hidden_size // model.num_attention_heads
 

@@ -29,11 +29,9 @@ from eke.models.families.family_record import (
 )
 
 
-def _decoder(
-    config: Config, *, has_biases: bool = False, norms_heads: bool = False, is_moe: bool = False
-) -> Structure:
+def _decoder(config: Config) -> Structure:
     """Return the structure of equal layers with two RMSNorms each, and a head."""
-    model = cast(LlamaModel, config.model)
+    model, family = cast(LlamaModel, config.model), DECODERS[config.model.family]
     hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)
     queries = model.num_attention_heads * dim
     keys = (model.num_key_value_heads or model.num_attention_heads) * dim
@@ -41,11 +39,11 @@ def _decoder(
     shapes = {name: (width, hidden) for name, width in widths.items()}
     shapes["self_attn.o_proj"] = (hidden, queries)
     layer = [Weight(shape, Tokens.source, module=name) for name, shape in shapes.items()]
-    if has_biases:  # Qwen2
+    if family.has_biases:  # Qwen2
         layer += [Weight((width,), module=name) for name, width in widths.items()]
-    if norms_heads:  # Qwen3
+    if family.norms_heads:  # Qwen3
         layer += [norm(dim, f"self_attn.{name}") for name in ("q_norm", "k_norm")]
-    if is_moe:  # Mixtral
+    if family.is_moe:  # Mixtral
         layer += _experts(cast(MixtralModel, config.model))
     else:
         sides = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
@@ -94,8 +92,7 @@ def _other(config: Config) -> Structure:
         weights += [table(rows, model.hidden_size), *([Weight((rest,))] if rest else [])]
     if not model.num_attention_heads or not model.num_hidden_layers:
         return Structure(tuple(weights), ())
-    width = model.head_dim or model.hidden_size // model.num_attention_heads
-    width *= model.num_attention_heads
+    width = model.num_attention_heads * head_width(model)
     attention = AttentionLayers(model.num_hidden_layers, width, causal=config.targets.is_causal)
     return Structure(tuple(weights), (attention,))
 
@@ -203,7 +200,6 @@ LLAMA = Family(
 QWEN2 = replace(
     LLAMA,
     name="qwen2",
-    structure=partial(_decoder, has_biases=True),
     counted_as="llama",
     has_biases=True,
     smallest="",
@@ -215,7 +211,6 @@ QWEN2 = replace(
 QWEN3 = replace(
     LLAMA,
     name="qwen3",
-    structure=partial(_decoder, norms_heads=True),
     norms_heads=True,
     smallest="tiny_qwen3",
     config_class="Qwen3Config",
@@ -227,7 +222,6 @@ QWEN3 = replace(
 MIXTRAL = replace(
     LLAMA,
     name="mixtral",
-    structure=partial(_decoder, is_moe=True),
     is_moe=True,
     ia3_targets=("k_proj", "v_proj"),  # the feed-forward is not a linear layer
     scaled_inputs=(),
@@ -239,6 +233,9 @@ MIXTRAL = replace(
     },
     inner_tensor="",
 )
+
+DECODERS = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL)}
+"""`model.family` -> record of a decoder with closed forms."""
 
 OTHER = Family(
     name="other",
