@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import cast
 
-from eke.config.schema import Packing, T5Model
-from eke.models.families import Shape, family_of, head_width
+from eke.config.schema import Packing
+from eke.models.families import Shape, family_of
 from eke.models.sizes import BFLOAT16_BYTES, is_ragged, predicted_frac
 from eke.plan.planner import MicroBatchShape, Plan, shares_heads, simulated_micro_batches
 
@@ -132,9 +131,8 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
     """Return the shape of a forward pass, by default of a training's longest micro-batch."""
     config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1
-    width = model.hidden_size // heads
-    if isinstance(model, T5Model) or hasattr(model, "head_dim"):
-        width = head_width(cast(T5Model, model)) if model.num_attention_heads else width
+    typed = getattr(model, "head_dim", None) if model.num_attention_heads else None
+    width = typed or model.hidden_size // heads
     grouped = getattr(model, "num_key_value_heads", None) or heads
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers

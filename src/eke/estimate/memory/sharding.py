@@ -165,9 +165,7 @@ def regather_bytes(plan: Plan, parts: _Parts) -> int:
     DeepSpeed gathers a group at once (runtime/utils.py, `all_gather_into_tensor_dp_groups`), gloo
     into its own output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
-    if plan.device.kind != "cpu" or plan.ranks.zero_stage == 3:
-        return 0
-    if plan.batch.world_size == 1:
+    if plan.device.kind != "cpu" or plan.ranks.zero_stage == 3 or plan.batch.world_size == 1:
         return 0
     sizes = _Sizes(plan, parts)
     return sizes.number * sizes.group * plan.batch.world_size

@@ -28,6 +28,7 @@ from eke.common.process_env import child_environment, module_command
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.components import Traced
+from eke.hardware import usable_cores
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
@@ -111,8 +112,7 @@ def _device(plan: Plan) -> list[Any]:
     device = plan.device
     if device.kind != "cpu":
         return [device.kind, device.capability]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return [device.kind, device.name, cores, os.environ.get("OMP_NUM_THREADS", "")]
+    return [device.kind, device.name, usable_cores(), os.environ.get("OMP_NUM_THREADS", "")]
 
 
 @cache
