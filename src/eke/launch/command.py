@@ -37,7 +37,6 @@ _CALL_S = 60.0
 
 
 def _remote_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
-    """Return the command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
     # -I keeps PYTHONPATH and the current folder off the runner's import path.
     return [*prefix, sys.executable, "-I", runner, action, str(folder.absolute()), *rest]

@@ -18,7 +18,6 @@ from eke.data.sources import PrepareRequest
 
 
 def _main() -> int:
-    """Prepare the data and return the exit code: 0, or 2 for invalid input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the output of libraries goes to standard error
     signal.signal(signal.SIGTERM, _leave)

@@ -58,7 +58,6 @@ class Conversation:
 
 
 def _is_conversation(value: Any) -> bool:
-    """Return whether a value is a list of messages."""
     return (
         isinstance(value, list)
         and bool(value)

@@ -21,7 +21,6 @@ from eke.data.sources import MANIFEST, Manifest, Vocabulary, array_dtype, cache_
 
 
 def _disk_error(error: OSError) -> ConfigError:
-    """Return the error for a cache folder that cannot be written."""
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
     too_large = error.errno == errno.EFBIG  # another folder does not help

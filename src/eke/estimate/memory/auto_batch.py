@@ -56,7 +56,6 @@ def _probe_key(plan: Plan, capacity: int) -> str:
 
 
 def _find_probes(key: str) -> ProbeResults:
-    """Return the entry of a key, empty if unreadable."""
     return trace_client.read_kept(CHOICES_FOLDER, key, ProbeResults) or ProbeResults()
 
 

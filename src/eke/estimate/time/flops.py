@@ -31,7 +31,6 @@ _Units = dict[str, float]
 
 
 def _stacks_of(shape: Shape) -> dict[str, int]:
-    """Return the number of layers by stack."""
     if shape.architecture.is_encoder_decoder:
         return {"encoder": shape.layers, "decoder": shape.decoder_layers}
     return {"layer": shape.layers}

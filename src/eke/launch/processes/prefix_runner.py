@@ -94,7 +94,6 @@ def _has_open(process: int, lock: int) -> bool:
 
 
 def _send(folder: Path, number: str) -> int:
-    """Send a signal to the worker."""
     deadline = time.monotonic() + _END_S
     while (worker := worker_of(folder)) == 0 and time.monotonic() < deadline:
         time.sleep(0.05)

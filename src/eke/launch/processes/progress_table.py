@@ -105,7 +105,6 @@ def _waiting_job(jobs: Sequence[Job]) -> Job | None:
 
 
 def _describe_end(job: Job) -> str:
-    """Return a short description of a run's end."""
     if job.outcome is None:
         last = job.record.outcome if job.record else "ended"
         steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""

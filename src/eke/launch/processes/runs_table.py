@@ -182,7 +182,6 @@ def render_runs(
 
 
 def _state_columns(shown: Sequence[RunStatus], live: bool, states: set[str]) -> list[Column]:
-    """Return the columns of the progress."""
     steps = [f"{each.step}/{each.total}" if each.total else "" for each in shown]
     if live:
         words = [s if each.state == RUNNING else each.state

@@ -114,7 +114,6 @@ def is_active(folder: Path, standings: Sequence[RunStatus]) -> bool:
 
 
 def _holder(paths: RunPaths) -> str:
-    """Return a description of the process that holds a run."""
     if not (attempts := read_attempts(paths)):
         return "starting"
     return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"

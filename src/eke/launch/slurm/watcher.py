@@ -228,13 +228,11 @@ def _note_misplaced(
 
 
 def _log(text: str) -> None:
-    """Write a line into the job's log."""
     sys.stderr.write(time.strftime("%F %T ") + text + "\n")
     sys.stderr.flush()
 
 
 def _log_and_exit(text: str, code: int) -> int:
-    """Write a line into the job's log and return the exit code."""
     _log(text)
     return code
 

@@ -86,7 +86,6 @@ def models_folder() -> Path:
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """Parse a Python file; OSError if it is missing."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -131,7 +131,6 @@ def _on_hub(name: str, revision: str | None) -> LocalCheckpoint:
 
 
 def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:
-    """Translate an error of huggingface_hub to a short one."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):

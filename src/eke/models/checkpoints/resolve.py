@@ -336,7 +336,6 @@ def _read_shapes(found: LocalCheckpoint) -> _Shapes:
 
 
 def _tensors_equal(found: LocalCheckpoint, one: str, other: str) -> bool:
-    """Return whether two tensors of a checkpoint have the same bytes."""
     tensors = {}  # format: https://huggingface.co/docs/safetensors/index#format
     for path in weight_files(found):
         with open(path, "rb") as file:

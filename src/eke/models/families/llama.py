@@ -155,7 +155,6 @@ def _mixtral_arguments(config: Config) -> dict[str, Any]:
 
 
 def _rope(model: LlamaModel) -> dict[str, Any]:
-    """Return the rotary positions, plain or scaled as in Llama 3.1 and 3.2."""
     if model.rope_scaling_factor is None:
         return {"rope_type": "default", "rope_theta": model.rope_theta}
     # Constants of config.json in meta-llama/Llama-3.2-1B, for transformers' modeling_rope_utils.

@@ -435,7 +435,6 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
 
 
 def _in_four_bits(config: Config, weight: Weight) -> bool:
-    """Return whether a tensor of the model is stored as 4-bit numbers."""
     if not isinstance(config.peft, QLora):
         return False
     family = family_of(config)

@@ -203,7 +203,6 @@ def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Pro
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
-    """Return the problem of a tokenizer with more ids than the model's embedding."""
     size = getattr(config.model, "vocab_size", None)
     if size is None or vocabulary.size <= size:
         return []
