@@ -128,8 +128,8 @@ TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, to which a record's measured peak on a CPU refers."""
 
 
-def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
-    """Return the memory forecast on the plan's (first) device, narrowed by a trace if given."""
+def forecast(plan: Plan, traced: Traced | None = None, not_traced: str = "") -> Forecast:
+    """Return the forecast on the plan's (first) device, by a trace or with why there is none."""
     found = moments(plan)
     method, doubts = Method.closed_form, uncertainty_reasons(plan)
     substitutions: tuple[str, ...] = ()
@@ -169,6 +169,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         verdict=verdict(peak, capacity),
         doubts=doubts,
         substitutions=substitutions,
+        not_traced=not_traced,
     )
 
 
@@ -264,7 +265,8 @@ def known_forecast(plan: Plan) -> Forecast:
 
 def traced_forecast(plan: Plan) -> Forecast:
     """Return the forecast by a trace, made now if needed, else by formulas with the reason."""
-    return _with(plan, trace_client.get_or_run_trace(plan))
+    answer = trace_client.get_or_run_trace(plan)
+    return forecast(plan, answer.traced, answer.reason)
 
 
 def traced_forecasts(
@@ -272,7 +274,7 @@ def traced_forecasts(
 ) -> list[Forecast]:
     """Return the forecasts of many plans, each trace made once. Arguments as in `trace_all`."""
     answers = trace_client.trace_all(plans, progress, processes)
-    return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
+    return [forecast(p, each.traced, each.reason) for p, each in zip(plans, answers, strict=True)]
 
 
 def needs_trace(found: Forecast) -> bool:
@@ -281,8 +283,3 @@ def needs_trace(found: Forecast) -> bool:
         return False
     # Without formulas for an encoder-decoder, not even its layers are known.
     return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
-
-
-def _with(plan: Plan, answer: trace_client.TraceResult) -> Forecast:
-    found = forecast(plan, answer.traced)
-    return found if answer.traced is not None else replace(found, not_traced=answer.reason)
