@@ -257,15 +257,12 @@ def parse_list(value: Any) -> Any:
 def _kind(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return format_value(value)
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, list | tuple):
-        return "a list"
     if isinstance(value, int | float):
         return f"the number {str(value)[:20]}"
     if isinstance(value, str):
         return f"the text {_shown(value)}" if value else "empty"
-    return type(value).__name__
+    kinds = {dict: "an object", list: "a list", tuple: "a list"}
+    return kinds.get(type(value), type(value).__name__)
 
 
 def _shown(value: Any) -> str:
