@@ -24,9 +24,6 @@ from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRecord, read_record
 
-_LOCK_TRIES = 4
-_LOCK_PAUSE_S = 0.02
-
 
 class RunFolder(NamedTuple):
     """A run's folder and its known state."""
@@ -150,14 +147,8 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
         problem = Problem("paths.runs", runs, why, fix, passing=not is_refused, id="not_writable")
         raise ConfigError(problem) from error
     try:
-        try:
-            tries = 1  # `eke sync` holds the lock for microseconds
-            while not (is_ours := try_lock(descriptor)) and tries < _LOCK_TRIES:
-                time.sleep(_LOCK_PAUSE_S)
-                tries += 1
-        except OSError as error:
-            raise without_locks(paths.folder.parent, error) from error
-        if not is_ours:
+        # `eke sync` holds the lock for microseconds.
+        if not lock_within(descriptor, paths.folder.parent, patience_s=0.06, pause_s=0.02):
             raise _busy(paths)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
@@ -173,8 +164,21 @@ def _busy(paths: RunPaths) -> BusyError:
     return BusyError(f"run {paths.folder.name} is in use by {owner or 'another process'}")
 
 
-def without_locks(folder: Path, error: OSError) -> ConfigError:
-    """Return the error for a folder on a file system without locks."""
-    why = f"its file system has no locks ({error.strerror}). Lustre has them if mounted with flock"
-    fix = Fix("paths.runs=FOLDER", remark="on another file system")
-    return ConfigError(Problem("paths.runs", str(folder), why, fix, "no_locks"))
+def lock_within(
+    descriptor: int,
+    runs: Path,
+    patience_s: float,
+    pause_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Try to lock a file for some seconds. Raise ConfigError on a file system without locks."""
+    try:
+        while not (is_ours := try_lock(descriptor)) and patience_s > 0:
+            sleep(pause_s)
+            patience_s -= pause_s
+        return is_ours
+    except OSError as error:
+        why = f"its file system has no locks ({error.strerror})"
+        fix = Fix("paths.runs=FOLDER", remark="on another file system")
+        why += ". Lustre has them if mounted with flock"
+        raise ConfigError(Problem("paths.runs", str(runs), why, fix, "no_locks")) from error

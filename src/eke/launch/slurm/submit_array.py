@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.files import make_private_dir, open_shared_lock, try_lock, write_atomic, write_json
+from eke.common.files import make_private_dir, open_shared_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.config.schema.resources import Slurm
 from eke.launch.processes.run_attempt import write_plan_files
-from eke.launch.processes.run_dir import lock_run_folder, without_locks
+from eke.launch.processes.run_dir import lock_run_folder, lock_within
 from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.cluster_run import note_software
@@ -66,13 +66,7 @@ def submitting(
     runs = folder.parents[1]
     descriptor = open_shared_lock(runs / LEDGER_LOCK)
     try:
-        try:
-            while not (is_ours := try_lock(descriptor)) and patience_s > 0:
-                sleep(_LOOK_S)
-                patience_s -= _LOOK_S
-        except OSError as error:
-            raise without_locks(runs, error) from error
-        if not is_ours:
+        if not lock_within(descriptor, runs, patience_s, _LOOK_S, sleep):
             raise BusyError(f"{runs}: another process submits runs. Try again in a few seconds")
         yield descriptor
     finally:
