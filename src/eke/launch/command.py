@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +24,7 @@ from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.run_attempt import RunAttempt
 from eke.launch.processes.sweep_scheduler import SweepState
-from eke.launch.processes.worker_process import (
-    NodeAssignment,
-    Worker,
-    start_process,
-    worker_command,
-)
+from eke.launch.processes.worker_process import Worker, start_process, worker_command
 from eke.plan.planner import Plan
 
 _CALL_S = 60.0
@@ -72,13 +67,10 @@ class PrefixedWorker(Worker):
     def __init__(
         self,
         paths: RunPaths,
-        num_processes: int = 1,
-        environment: Mapping[str, str] | None = None,
-        descriptors: Sequence[int] = (),
-        spot: NodeAssignment | None = None,
-        *,
         prefix: Sequence[str],
         ticket: str,
+        num_processes: int = 1,
+        descriptors: Sequence[int] = (),
     ) -> None:
         """Start the worker. Raise BusyError if an earlier one may be alive, OSError on failure."""
         self.paths, self.prefix, self.ticket = paths, prefix, paths.folder / ticket
@@ -89,14 +81,11 @@ class PrefixedWorker(Worker):
             except EkeError as error:
                 why = f"its earlier worker may still be alive ({error})"
                 raise BusyError(f"{why}. If it has ended, delete {self.ticket}") from error
-        own = {
-            "PYTHONPATH": source_folder(), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1",
-            **(environment or {}),
-        }  # fmt: skip
+        own = {"PYTHONPATH": source_folder(), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         (paths.folder / LOCK).unlink(missing_ok=True)
         order = {
             "prefix": list(prefix),
-            "command": worker_command(RunPaths(paths.folder.absolute()), num_processes, spot),
+            "command": worker_command(RunPaths(paths.folder.absolute()), num_processes),
             "environment": own,
             "foreign": f"{RANK_VARIABLES}|{TRACKED_RUN_VARIABLES}",
             "supervisor": SUPERVISOR,
@@ -187,8 +176,9 @@ class CommandLauncher(Launcher):
     def start_run(self, plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
         """Start a run behind its leased prefix."""
         prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
-        worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
-        return RunAttempt(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
+        count = plan.batch.world_size
+        start = partial(PrefixedWorker, paths, prefix, ticket, count)
+        return RunAttempt(plan, paths, count, lambda lock: start([lock, *grant.descriptors]))
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Return the workers that are alive. Ask the prefix about workers without a supervisor."""

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import SHARED_DEVICE, RunPaths, SweepPaths
@@ -17,7 +18,7 @@ from eke.launch.interface import Launcher, PlannedDevice, StartedSweep
 from eke.launch.processes.run_attempt import Probed, RunAttempt, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_scheduler import SweepState
-from eke.launch.processes.worker_process import forward_signals
+from eke.launch.processes.worker_process import Worker, forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.tuning.check_memory_fit import cannot_fit, reject_unfit_plan
@@ -88,7 +89,8 @@ def _start_run(plan: Plan, paths: RunPaths, grant: DeviceLease) -> RunAttempt:
     try:
         if cores:  # inherited by the worker, without code between fork and exec
             os.sched_setaffinity(0, cores)
-        return RunAttempt(plan, paths, size, environment, grant.descriptors)
+        start = partial(Worker, paths, size, environment)
+        return RunAttempt(plan, paths, size, lambda lock: start([lock, *grant.descriptors]))
     finally:
         if cores:
             os.sched_setaffinity(0, before)

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,9 +271,11 @@ class MultiNodeRun(RunAttempt):
         self._killed_for = ""
         head.gather(plan.ranks.timeout_s)
         make_private_dir(paths.folder)
-        spot = NodeAssignment(0, head.count, head.begin(paths.folder, plan.processes_per_node))
+        count = plan.processes_per_node
+        spot = NodeAssignment(0, head.count, head.begin(paths.folder, count))
         try:
-            super().__init__(plan, paths, plan.processes_per_node, spot=spot)
+            start = partial(Worker, paths, count, spot=spot)
+            super().__init__(plan, paths, count, lambda lock: start(descriptors=[lock]))
         except BaseException:
             head.end()
             raise

@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
 from eke.launch.processes.run_dir import lock_run_folder
-from eke.launch.processes.worker_process import NodeAssignment, Worker, forward_signals
+from eke.launch.processes.worker_process import Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -166,19 +166,12 @@ class RunAttempt:
     """One attempt at a run, in a locked folder. Callers call `finish` once it is over."""
 
     def __init__(
-        self,
-        plan: Plan,
-        paths: RunPaths,
-        num_processes: int,
-        environment: Mapping[str, str] | None = None,
-        descriptors: Sequence[int] = (),
-        spot: NodeAssignment | None = None,
-        start: Callable[..., Worker] = Worker,
+        self, plan: Plan, paths: RunPaths, count: int, start: Callable[[int], Worker] | None = None
     ) -> None:
-        """Lock the folder, write the plan into it and start the worker.
+        """Lock the folder, write the plan into it and start the worker of `count` processes.
 
-        `descriptors`: further locks, held while the worker lives. `start` takes Worker's arguments.
-        Raises BusyError if another process holds this run, RunError if it cannot be started.
+        `start` receives the lock, which the worker inherits. Raises BusyError if another process
+        holds this run, RunError if it cannot be started.
         """
         self.plan, self.paths = plan, paths
         self._asked, self._given_up = 0, False
@@ -187,7 +180,7 @@ class RunAttempt:
             lock = self._held.enter_context(lock_run_folder(paths))
             write_plan_files(paths, plan)
             self._attempts_before = len(read_attempts(paths))
-            self.worker = start(paths, num_processes, environment, [lock, *descriptors], spot)
+            self.worker = start(lock) if start else Worker(paths, count, descriptors=[lock])
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):
