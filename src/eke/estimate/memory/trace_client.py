@@ -31,7 +31,7 @@ from eke.estimate.memory.components import Traced
 from eke.hardware import usable_cores
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
-from eke.plan.identity import PRESENTATION, canonical
+from eke.plan.identity import PRESENTATION, PRESENTATION_KEYS, canonical
 from eke.plan.planner import PLACES, Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.plan import plan_to_plain
 
@@ -52,9 +52,8 @@ _NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "engine": None,
     "batch": None,  # included as planned, and by the rows
     "train": (
-        "steps", "epochs", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints",
-        "checkpoint_async", "save_final", "save_on_signal", "timing_warmup_steps",
-        "stop_on_nonfinite", "resume",
+        *PRESENTATION_KEYS["train"], "steps", "epochs", "eval_every", "timing_warmup_steps",
+        "stop_on_nonfinite",
     ),
     "optimizer": (
         "lr", "weight_decay", "beta1", "beta2", "eps", "eps1", "clip_threshold", "decay_rate",
