@@ -20,19 +20,8 @@ from math import prod
 from typing import cast
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.config.schema import (
-    Adapters,
-    Config,
-    Float8,
-    Lengths,
-    Lora,
-    Mix,
-    QLora,
-    Rows,
-    Synthetic,
-    TrainedBias,
-    Weights,
-)
+from eke.config import schema
+from eke.config.schema import Adapters, Config, Lora
 from eke.models.families import AttentionLayers, Role, Structure, Tokens, Weight, family_of
 from eke.models.freezing import find_problem, is_frozen
 
@@ -296,9 +285,9 @@ def _is_known(config: Config) -> bool:
 
 def is_ragged(config: Config) -> bool:
     """Return whether samples may have different lengths."""
-    if isinstance(config.data, Synthetic):
-        return config.data.lengths is not Lengths.fixed
-    return isinstance(config.data, Rows | Mix)
+    if isinstance(config.data, schema.Synthetic):
+        return config.data.lengths is not schema.Lengths.fixed
+    return isinstance(config.data, schema.Rows | schema.Mix)
 
 
 @dataclass(frozen=True)
@@ -337,15 +326,15 @@ def fuses_adapters(config: Config) -> bool:
 
 def why_not_fused(config: Config) -> str:
     """Return the setting that requires PEFT's forward passes, "" if `peft.fused` is possible."""
-    peft, ranks = config.peft, config.ranks
+    peft, ranks, precision = config.peft, config.ranks, config.precision
     if not isinstance(peft, Lora) or peft.option != "lora":
         return f"peft={peft.option}"
     if peft.dropout:
         return "peft.dropout"
-    if peft.bias is not TrainedBias.none and family_of(config).has_biases:
+    if peft.bias is not schema.TrainedBias.none and family_of(config).has_biases:
         return f"peft.bias={peft.bias.value}"
-    if config.precision.weights is not Weights.float32 or config.precision.float8 is not Float8.off:
-        return f"precision={config.precision.option}"
+    if precision.weights is not schema.Weights.float32 or precision.float8 is not schema.Float8.off:
+        return f"precision={precision.option}"
     # Other strategies gather, shard or copy a layer's weights when its module is called.
     return f"distributed={ranks.option}" if ranks.is_dp or ranks.shards_states else ""
 
@@ -408,7 +397,7 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
         return
     chosen = weight.module in targets.modules
     peft = config.peft
-    trains_bias = isinstance(peft, Lora) and peft.bias is TrainedBias.lora_only
+    trains_bias = isinstance(peft, Lora) and peft.bias is schema.TrainedBias.lora_only
     if chosen and len(weight.shape) == 1 and trains_bias:
         yield weight
         return
@@ -435,7 +424,7 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
 
 
 def _in_four_bits(config: Config, weight: Weight) -> bool:
-    if not isinstance(config.peft, QLora):
+    if not isinstance(config.peft, schema.QLora):
         return False
     family = family_of(config)
     if not family.is_known:  # without names: all multiplied weights, a lower bound of bytes

@@ -9,21 +9,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from eke.config.schema import (
-    FSDP,
-    Adapters,
-    AutoBool,
-    BaseWeights,
-    Casts,
-    Compute,
-    Config,
-    Evaluation,
-    Float8,
-    GradientSync,
-    NvmeOffload,
-    QLora,
-    Weights,
-)
+from eke.config import schema
+from eke.config.schema import Config, GradientSync
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
@@ -101,14 +88,15 @@ def _width(dtype: str) -> int:
 def decide_formats(config: Config) -> WeightFormats:
     """Decide the number formats. ZeRO always has float32 copies of 16-bit weights."""
     precision = config.precision
-    wanted = precision.master is AutoBool.on or config.ranks.zero_stage > 0
-    master = precision.weights is Weights.bfloat16 and wanted
-    narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
-    copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
+    wanted = precision.master is schema.AutoBool.on or config.ranks.zero_stage > 0
+    master = precision.weights is schema.Weights.bfloat16 and wanted
+    is_wide = precision.weights is schema.Weights.float32
+    narrow = is_wide and precision.compute is not schema.Compute.float32
+    copies = precision.compute.value if narrow and precision.casts is schema.Casts.per_step else ""
     # Gathered weights are used in training and evaluation, so both must compute in one format.
     # Scales of float8 and norms of DoRA need float32 weights.
     sent = config.ranks.fsdp is not None and narrow and len(computed_formats(config)) == 1
-    sent = sent and precision.float8 is Float8.off and not config.peft.is_dora
+    sent = sent and precision.float8 is schema.Float8.off and not config.peft.is_dora
     gathered = precision.compute.value if sent else ""
     return WeightFormats(precision.weights.value, master, _frozen_format(config), copies, gathered)
 
@@ -116,16 +104,16 @@ def decide_formats(config: Config) -> WeightFormats:
 def computed_formats(config: Config) -> set[str]:
     """Return the number formats of computation in training and evaluation."""
     precision = config.precision
-    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
+    return {precision.compute.value, precision.evaluation.value} - {schema.Evaluation.same.value}
 
 
 def _frozen_format(config: Config) -> str:
     """Return the format of frozen weights: as configured, else the only format of computation."""
     precision, peft = config.precision, config.peft
     trained: str = precision.weights.value
-    if isinstance(peft, Adapters) and peft.base_weights is not BaseWeights.auto:
+    if isinstance(peft, schema.Adapters) and peft.base_weights is not schema.BaseWeights.auto:
         return str(peft.base_weights.value)
-    if not isinstance(peft, Adapters) and not config.model.freeze:
+    if not isinstance(peft, schema.Adapters) and not config.model.freeze:
         return trained
     formats = computed_formats(config)
     return formats.pop() if len(formats) == 1 else trained
@@ -174,7 +162,7 @@ WHOLE_GRADIENTS_BYTES = 8 * 2**30
 
 def exchange_of(config: Config) -> GradientSync:
     """Return when FSDP2 synchronizes gradients; `auto` is decided by their size."""
-    typed = cast(FSDP, config.ranks.fsdp).exchange
+    typed = cast(schema.FSDP, config.ranks.fsdp).exchange
     trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
     is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
     chosen = GradientSync.every if is_large else GradientSync.last
@@ -213,7 +201,7 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
         copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
-    return _four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
+    return _four_bit_bytes(numbers, cast(schema.QLora, config.peft).double_quant)
 
 
 def _four_bit_bytes(numbers: int, double_quant: bool) -> int:
@@ -250,7 +238,7 @@ def state_files(config: Config) -> SwapBytes | None:
     not counted: a rule rejects them.
     """
     offload, processes = config.offload, config.ranks.num_processes
-    if not isinstance(offload, NvmeOffload) or config.ranks.zero_stage < 3:
+    if not isinstance(offload, schema.NvmeOffload) or config.ranks.zero_stage < 3:
         return None
     state, trained = state_bytes(config), trained_weights(config)
     copies = 1 + state.optimizer // (state.gradients or 1)  # weights and their moments
@@ -276,7 +264,7 @@ def state_files(config: Config) -> SwapBytes | None:
     )
 
 
-def _is_written(offload: NvmeOffload, numbers: int) -> bool:
+def _is_written(offload: schema.NvmeOffload, numbers: int) -> bool:
     """Return whether a float32 tensor is large enough for a file."""
     return numbers * FLOAT32_BYTES >= max(2**20, offload.block_bytes)  # `MIN_AIO_BYTES`
 
