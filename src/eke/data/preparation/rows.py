@@ -13,6 +13,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.config.schema import ENDINGS
+from eke.data import sources
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.conversations import without_nulls
 from eke.data.preparation.labels import numbered, reading_of
@@ -42,17 +43,7 @@ from eke.data.preparation.tokenizers import (
     truncate_text,
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
-from eke.data.sources import (
-    CHUNK_BYTES,
-    FileRange,
-    PrepareRequest,
-    TokenStream,
-    first_fit,
-    other_format,
-    read_manifest,
-    store_folder,
-    unreadable,
-)
+from eke.data.sources import PrepareRequest
 
 _NONE = np.zeros(0, np.int64)
 
@@ -70,7 +61,7 @@ def _fill_documents(
     ends: RowEnds = ((), ())
     writer.append("tokens", [])
 
-    def texts(piece: FileRange) -> Iterator[str]:
+    def texts(piece: sources.FileRange) -> Iterator[str]:
         nonlocal replaced, last
         last = ""
         for text, wrong in _texts(piece):
@@ -94,7 +85,8 @@ def _fill_documents(
                     document = writer.read("tokens")[first:]
                     doubled += is_doubled(document, tokenizer.vocabulary.special)
                     ends = ends if any(ends) else ends_of(tokenizer, document)
-            streams.append(TokenStream(evaluation, number, start, writer.counts["tokens"] - start))
+            size = writer.counts["tokens"] - start
+            streams.append(sources.TokenStream(evaluation, number, start, size))
     writer.note(repr(streams))
     return {
         "num_rows": len(request.corpus.pieces()),
@@ -105,7 +97,7 @@ def _fill_documents(
     }
 
 
-def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
+def _texts(piece: sources.FileRange) -> Iterator[tuple[str, int]]:
     """Yield a document in chunks of complete lines, and the number of replaced characters."""
     continuation = bytes(range(0x80, 0xC0))  # of a character in UTF-8, at most three bytes
     try:
@@ -113,9 +105,9 @@ def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
             file.seek(piece.start)
             end = piece.start + piece.size
             while (place := file.tell()) < end:
-                if not (data := file.read(min(CHUNK_BYTES, end - place))):
+                if not (data := file.read(min(sources.CHUNK_BYTES, end - place))):
                     return
-                data += file.readline(min(CHUNK_BYTES, end - file.tell()))
+                data += file.readline(min(sources.CHUNK_BYTES, end - file.tell()))
                 ahead = file.read(3)  # do not end a chunk inside a character
                 data += ahead[: len(ahead) - len(ahead.lstrip(continuation))]
                 file.seek(-len(ahead.lstrip(continuation)), 1)
@@ -126,7 +118,7 @@ def _texts(piece: FileRange) -> Iterator[tuple[str, int]]:
                 before = data.count(_REPLACEMENT.encode())
                 yield text, text.count(_REPLACEMENT) - before
     except OSError as error:
-        raise unreadable(error, value=str(piece.path)) from error
+        raise sources.unreadable(error, value=str(piece.path)) from error
 
 
 _Sequence = tuple[np.ndarray, int]
@@ -382,7 +374,7 @@ class _RowStore:
         if self.bad_rows:
             why = f"all of {num_rows} rows are unusable: {'; '.join(self.bad_rows)}"
         files = [name for name, _ in self.request.train]
-        other = other_format(self.request.option, files)  # empty for the Hub
+        other = sources.other_format(self.request.option, files)  # empty for the Hub
         key, fix = "data.path", self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
         if self.request.hub is not None:
             key, fix = "data.name", "data.split=SPLIT"
@@ -479,16 +471,16 @@ class _RowStore:
     def _pack(self, split: str) -> None:
         offsets, rows = self.writer.read("offsets"), self.writer.read(split)
         lengths = np.concatenate([offsets[part + 1] - offsets[part] for part in parts_of(rows)])
-        packs = first_fit(lengths, self.request.seq_len)
+        packs = sources.first_fit(lengths, self.request.seq_len)
         self.writer.append(f"{split}_members", packs.members)
         self.writer.append(f"{split}_offsets", packs.offsets)
 
 
 def prepare_store(request: PrepareRequest) -> Path:
     """Prepare the store of a request unless it exists, and return its folder."""
-    folder = store_folder(request.key)
+    folder = sources.store_folder(request.key)
     with locked(folder):
-        if read_manifest(folder) is not None:
+        if sources.read_manifest(folder) is not None:
             return folder
         tokenizer = load_request_tokenizer(request)
         with temporary(folder) as unfinished:

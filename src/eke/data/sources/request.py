@@ -14,18 +14,8 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.output import write_line
 from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
-from eke.config.schema import (
-    Config,
-    Conversations,
-    Files,
-    Hub,
-    HubRows,
-    LocalRows,
-    Packing,
-    PythonSource,
-    Rows,
-    Text,
-)
+from eke.config import schema
+from eke.config.schema import Config
 from eke.data.sources.content_hash import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
     TextSource,
@@ -137,15 +127,15 @@ class PrepareRequest:
 def request_of(config: Config) -> PrepareRequest | None:
     """Return the request of a configuration, None for synthetic data and for text as bytes."""
     data = config.data
-    if isinstance(data, PythonSource | Text):
+    if isinstance(data, schema.PythonSource | schema.Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
-    if isinstance(data, Conversations):
+    if isinstance(data, schema.Conversations):
         request = _conversations(config, data)
-    elif isinstance(data, Hub | Files):
+    elif isinstance(data, schema.Hub | schema.Files):
         request = _rows(config, data)
-    if isinstance(data, HubRows):
+    if isinstance(data, schema.HubRows):
         return _hub(request, data)
-    return _files(request, data) if isinstance(data, LocalRows) else None
+    return _files(request, data) if isinstance(data, schema.LocalRows) else None
 
 
 def _common(config: Config) -> PrepareRequest:
@@ -162,13 +152,13 @@ def _common(config: Config) -> PrepareRequest:
         tokenizer_content=content,
         seq_len=data.seq_len,
         target_len=config.target_len,
-        packing=data.packing is Packing.on,
+        packing=data.packing is schema.Packing.on,
         streamed=data.num_eval_samples if data.is_stream else 0,
-        eval_frac=data.eval_frac if isinstance(data, Rows) else 0.1,
+        eval_frac=data.eval_frac if isinstance(data, schema.Rows) else 0.1,
     )
 
 
-def _conversations(config: Config, data: Conversations) -> PrepareRequest:
+def _conversations(config: Config, data: schema.Conversations) -> PrepareRequest:
     template = data.chat_template or ""
     file = user_path(template)
     if template and file.is_file():
@@ -184,7 +174,7 @@ def _conversations(config: Config, data: Conversations) -> PrepareRequest:
     )
 
 
-def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
+def _rows(config: Config, data: schema.Hub | schema.Files) -> PrepareRequest:
     targets = config.targets
     pairs = targets.has_target or (targets.is_causal and data.prompt is not None)
     return dataclasses.replace(
@@ -209,7 +199,7 @@ def _head_labels(config: Config) -> tuple[str, ...]:
     return tuple(names) if is_kept and is_named else ()
 
 
-def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
+def _files(request: PrepareRequest, data: schema.LocalRows) -> PrepareRequest:
     train = find_files(data.option, "data.path", data.path, data.pattern)
     evaluation = []
     if data.eval_path is not None:
@@ -233,7 +223,7 @@ def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
         raise unreadable(error) from error
 
 
-def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
+def _hub(request: PrepareRequest, data: schema.HubRows) -> PrepareRequest:
     folder = user_path(data.name)
     content = ""
     if folder.is_dir():
@@ -244,7 +234,7 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
     return dataclasses.replace(request, content=content, hub=source)
 
 
-def _documents(config: Config, data: PythonSource | Text) -> PrepareRequest:
+def _documents(config: Config, data: schema.PythonSource | schema.Text) -> PrepareRequest:
     corpus = open_corpus(config)
     assert corpus is not None
     return dataclasses.replace(
