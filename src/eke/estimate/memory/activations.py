@@ -9,6 +9,7 @@ from eke.estimate.memory.components import (
     Range,
     range_around,
 )
+from eke.models import sizes
 from eke.models.families import (
     FLOAT32_BYTES,
     Kernel,
@@ -20,18 +21,6 @@ from eke.models.families import (
     family_of,
 )
 from eke.models.families.family_record import INDEX_BYTES
-from eke.models.sizes import (
-    BFLOAT16_BYTES,
-    BLOCK_BYTES,
-    chunk_rows,
-    flat_pieces,
-    fuses_adapters,
-    most_predicted,
-    optimizer_entry,
-    passed_layers,
-    projection_rank,
-    quantises_state,
-)
 from eke.models.sizes.optimizers import LOOPS, UpdateSizes
 from eke.plan.planner import Plan
 
@@ -44,11 +33,11 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
         return ZERO_RANGE
     number = FLOAT32_BYTES if plan.compute.master else plan.compute.weight_bytes
     if plan.ranks.zero_stage:  # flat shards, one after another
-        trained, number = flat_pieces(config), FLOAT32_BYTES
+        trained, number = sizes.flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
     groups = [number * sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
     hidden = [prod(w.shape) for w in trained if w.role is Role.hidden]
-    in_8_bits = [prod(w.shape) for w in trained if quantises_state(config.optimizer, w)]
+    in_8_bits = [prod(w.shape) for w in trained if sizes.quantises_state(config.optimizer, w)]
     step = UpdateSizes(
         config.optimizer,
         largest,
@@ -63,7 +52,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if in_backward:  # one weight at a time
         step = replace(step, group=largest, total=largest)
     loop = plan.compute.optimizer_implementation
-    formula = LOOPS[loop] if loop else optimizer_entry(config.optimizer).temporaries
+    formula = LOOPS[loop] if loop else sizes.optimizer_entry(config.optimizer).temporaries
     found = range_around(0, *formula(step))
     if plan.compute.master and not in_backward and not plan.ranks.zero_stage:
         # While the optimizer updates the copies, there are also float32 gradients.
@@ -77,9 +66,9 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
 def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
     """Return the bytes of GaLore's singular vectors beyond its projections."""
     # A projection is a slice: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix.
-    if not optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
+    if not sizes.optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
         return 0
-    rank, number = projection_rank(plan.config), plan.compute.weight_bytes
+    rank, number = sizes.projection_rank(plan.config), plan.compute.weight_bytes
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]
     return number * sum(side * max(0, side - rank) for side in short)
 
@@ -101,7 +90,7 @@ class Activations:
         config = plan.config
         stacks = shape.architecture.stacks(shape, attention_kernel(plan, shape))
         each = _adapted(plan, shape, stacks, parts)
-        passed = passed_layers(config, [stack.count for stack in each])
+        passed = sizes.passed_layers(config, [stack.count for stack in each])
         each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
         kept, passing, share = _checkpointed(config, shape, each)
         layer = self.one_layer = max((stack.layer.kept for stack in each), default=0)
@@ -176,7 +165,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     is_kept = plan.ranks.zero_stage != 3 or family_of(plan.config).stores_transposed
     is_narrow = formats.frozen_bytes < FLOAT32_BYTES
     return [
-        BFLOAT16_BYTES * prod(w.shape)
+        sizes.BFLOAT16_BYTES * prod(w.shape)
         for w in parts
         if w.tokens is not Tokens.none
         and len(w.shape) > (1 if is_kept else 2)
@@ -191,14 +180,14 @@ def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
     config = plan.config
     if not config.targets.per_token:
         return 0, 0, 0
-    rows = most_predicted(config, shape.rows, shape.target)
+    rows = sizes.most_predicted(config, shape.rows, shape.target)
     numbers = rows * shape.vocabulary
     compiled = config.compile.is_inductor and not shape.on_cpu
     if config.kernels.fused_linear_cross_entropy:
-        chunk = chunk_rows(rows, shape.vocabulary, shape.compute) * shape.vocabulary
+        chunk = sizes.chunk_rows(rows, shape.vocabulary, shape.compute) * shape.vocabulary
         of_hidden = FLOAT32_BYTES * rows * shape.hidden
         head = 0 if config.peft.is_on else shape.vocabulary * shape.hidden
-        block = 0 if compiled else min(FLOAT32_BYTES * chunk, BLOCK_BYTES)
+        block = 0 if compiled else min(FLOAT32_BYTES * chunk, sizes.BLOCK_BYTES)
         rounded = shape.compute * head if shape.on_cpu and shape.compute < FLOAT32_BYTES else 0
         gradients = of_hidden + FLOAT32_BYTES * head
         return gradients + shape.compute * chunk + max(block, rounded), gradients, 0
@@ -232,7 +221,7 @@ def _adapted(
     results = len(read) * rank * width // total
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
     saved = 0
-    if fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
+    if sizes.fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
         # SiLU(gate), its product with up, and the norms' float32 inputs are recomputed.
         saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
     lost, added = 2 * tokens * shape.hidden * shape.weights, tokens * (inputs + results)
