@@ -12,41 +12,13 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import remove_tree
 from eke.common.paths import RunPaths, user_path
 from eke.common.text import format_bytes, format_number
-from eke.config.schema import (
-    FSDP,
-    MAX_STEPS,
-    Adapters,
-    AutoBool,
-    Backend,
-    BaseWeights,
-    Compute,
-    Config,
-    Evaluation,
-    GradientSync,
-    LocalRows,
-    Mix,
-    NvmeOffload,
-    Packing,
-    PretrainedModel,
-    Weights,
-)
+from eke.config import schema
+from eke.config.schema import AutoBool, Backend, Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.hardware import Device, machine_fingerprint, usable_cores
+from eke.models import sizes
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, family_of
-from eke.models.sizes import (
-    STAGE,
-    WHOLE_GRADIENTS_BYTES,
-    adapted_layers,
-    decide_formats,
-    exchange_of,
-    is_ia3,
-    is_ragged,
-    model_size,
-    optimizer_entry,
-    projection_rank,
-    training_structure,
-)
 from eke.models.sizes.optimizers import AUTO
 from eke.plan.identity import run_id
 from eke.plan.planner.deepspeed_config import (
@@ -113,7 +85,7 @@ def make_plan(
         batch=batch,
         steps=steps,
         compute=compute,
-        size=model_size(config, sample_means(config, data.store, data.train, data.sources)),
+        size=sizes.model_size(config, sample_means(config, data.store, data.train, data.sources)),
         decisions=tuple(decisions),
         warnings=(*warnings, *data.warnings, *hints),
         data_warnings=data.warnings,
@@ -133,7 +105,7 @@ def replan(plan: Plan, config: Config) -> Plan:
     deepspeed, _ = _plan_deepspeed(config, batch, plan.device, read_user_settings(config), [])
     means = sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources)
     compute = _plan_compute(config, plan.device, plan.steps.warmup, [])
-    size = model_size(config, means)
+    size = sizes.model_size(config, means)
     return replace(
         plan, config=config, batch=batch, compute=compute, size=size, deepspeed=deepspeed
     )
@@ -189,19 +161,19 @@ def _resolved(
     if isinstance(config.model, PretrainedModel):
         # model.content identifies the checkpoint and the commit.
         answers |= {"model.name_or_path": None, "model.revision": None}
-    if isinstance(config.peft, Adapters):
+    if isinstance(config.peft, schema.Adapters):
         answers["peft.base_weights"] = None if compute.frozen == compute.weights else compute.frozen
-    if adapted := adapted_layers(config):
+    if adapted := sizes.adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
         answers["distributed.deepspeed_config"] = theirs  # content instead of path
-    if isinstance(config.data, Mix):  # the fingerprint includes content, weights and names
+    if isinstance(config.data, schema.Mix):  # the fingerprint includes content, weights and names
         answers["data.sources"] = None
     answers |= {f"data.{place}": None for place in PLACES if hasattr(config.data, place)}
-    if isinstance(config.data, LocalRows):
+    if isinstance(config.data, schema.LocalRows):
         answers["data.streaming"] = False
-    if isinstance(config.distributed, FSDP):
-        answers["distributed.exchange"] = exchange_of(config).value
+    if isinstance(config.distributed, schema.FSDP):
+        answers["distributed.exchange"] = sizes.exchange_of(config).value
     if config.data.is_stream:  # these keys determine the order and the end of the stream
         answers |= {"data.streaming": True, "data.num_samples": config.data.num_samples}
     return answers
@@ -243,9 +215,10 @@ def _impossible_lengths(
         key = "per_device" if config.batch.target is None else "target"
         value = str(getattr(config.batch, key))
         problems.append(Problem(f"batch.{key}", value, why, fix, "too_few_samples"))
-    if total > MAX_STEPS:
-        why, epochs = f"means {total} steps, the limit is {MAX_STEPS}", f"{config.train.epochs:g}"
-        problems.append(Problem("train.epochs", epochs, why, Fix("train.epochs=1"), "limit"))
+    if total > schema.MAX_STEPS:
+        why = f"means {total} steps, the limit is {schema.MAX_STEPS}"
+        epochs, fix = f"{config.train.epochs:g}", Fix("train.epochs=1")
+        problems.append(Problem("train.epochs", epochs, why, fix, "limit"))
     if warmup > total:
         why = f"is longer than the run ({format_number(total, 'step')})"
         key, fix = "schedule.warmup_steps", Fix(f"schedule.warmup_steps={total // 10}")
@@ -260,7 +233,7 @@ def _plan_deepspeed(
     theirs: Settings | None,
     decisions: list[Decision],
 ) -> tuple[Settings | None, list[str]]:
-    if config.distributed.option not in STAGE:
+    if config.distributed.option not in sizes.STAGE:
         return None, []
     mine = deepspeed_settings(config, batch, device.kind)
     zero = mine["zero_optimization"]
@@ -280,11 +253,11 @@ def _plan_deepspeed(
 
 def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) -> None:
     """Record FSDP2's prefetching and the time of gradient synchronization."""
-    if not isinstance(config.distributed, FSDP):
+    if not isinstance(config.distributed, schema.FSDP):
         return
-    if config.distributed.exchange is GradientSync.auto:
-        reason = f"full gradients up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, shards above"
-        decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
+    if config.distributed.exchange is schema.GradientSync.auto:
+        reason = f"full gradients up to {format_bytes(sizes.WHOLE_GRADIENTS_BYTES)}, shards above"
+        decisions.append(Decision("distributed.exchange", sizes.exchange_of(config).value, reason))
     ahead = device.kind != "cpu"
     reason = "sent during computation" if ahead else "the same cores send and compute"
     decisions.append(Decision("prefetched layers", str(int(ahead)), reason))
@@ -293,28 +266,29 @@ def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) ->
 def _plan_compute(
     config: Config, device: Device, warmup: int, decisions: list[Decision]
 ) -> ComputePlan:
-    precision, formats = config.precision, decide_formats(config)
+    precision, formats = config.precision, sizes.decide_formats(config)
     compute, evaluation = precision.compute.value, precision.evaluation.value
-    if precision.evaluation is Evaluation.same:
+    if precision.evaluation is schema.Evaluation.same:
         evaluation = compute
     # None: the weights already have the format.
     autocast, eval_autocast = (
         None if each == precision.weights.value else each for each in (compute, evaluation)
     )
-    scaling = precision.compute is Compute.float16
+    scaling = precision.compute is schema.Compute.float16
     if scaling:
         decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
     if precision.tf32 is AutoBool.auto:
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
-    if precision.weights is Weights.bfloat16 and precision.master is AutoBool.auto:
+    if precision.weights is schema.Weights.bfloat16 and precision.master is AutoBool.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter in addition to bfloat16"
         if formats.master:
             reason = "DeepSpeed's ZeRO updates float32 copies of its shard of the weights"
         decisions.append(Decision("precision.master", "on" if formats.master else "off", reason))
     # Only frozen weights may have another format: the optimizer never rounds them.
     # Weights that model.freeze excludes from training are stored like the base of adapters.
-    base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
-    if base is BaseWeights.auto:
+    without_adapters = schema.BaseWeights.auto if config.model.freeze else None
+    base = getattr(config.peft, "base_weights", without_adapters)
+    if base is schema.BaseWeights.auto:
         other = "precision.evaluation differs from precision.compute"
         alike = formats.frozen == compute
         reason = "the format of computation" if alike else other
@@ -352,16 +326,16 @@ def _plan_compute(
 
 def _tied_head(config: Config) -> str:
     """Return a clause for a frozen embedding that is also the output projection."""
-    weights = training_structure(config).weights if config.model.freeze else ()
+    weights = sizes.training_structure(config).weights if config.model.freeze else ()
     frozen = [w.place is Role.embedding and w.tokens for w in weights if not w.trained]
     tied = any(tokens and tokens is not Tokens.none for tokens in frozen)
     return ", and the tied output projection is frozen with the embedding" if tied else ""
 
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
-    if not optimizer_entry(config.optimizer).projects:
+    if not sizes.optimizer_entry(config.optimizer).projects:
         return {}
-    rank = projection_rank(config)
+    rank = sizes.projection_rank(config)
     if getattr(config.optimizer, "rank", None) is None:
         reason = f"a quarter of model.hidden_size {config.model.hidden_size}"
         decisions.append(Decision("optimizer.rank", str(rank), reason))
@@ -369,7 +343,7 @@ def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
 
 
 def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
-    named = optimizer_entry(config.optimizer).implementation
+    named = sizes.optimizer_entry(config.optimizer).implementation
     if named != AUTO:
         return named
     chosen = "fused"
@@ -382,10 +356,10 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
 
 
 def _plan_peft(config: Config, decisions: list[Decision]) -> None:
-    adapted = adapted_layers(config)
-    if isinstance(config.peft, Adapters) and config.peft.target_modules is None:
+    adapted = sizes.adapted_layers(config)
+    if isinstance(config.peft, schema.Adapters) and config.peft.target_modules is None:
         reason = f"all linear layers in Transformer layers of {family_of(config).name} models"
-        if is_ia3(config):
+        if sizes.is_ia3(config):
             reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
         if family_of(config).is_moe:
             has_experts = getattr(config.peft, "experts", False)
@@ -446,7 +420,7 @@ def _has_many_lengths(config: Config) -> bool:
     data = config.data
     lengths = data.seq_len / (data.pad_to_multiple_of or 1)
     # cuDNN prepares 16 lengths in the time of a few steps.
-    return is_ragged(config) and data.packing is not Packing.on and lengths > 16
+    return sizes.is_ragged(config) and data.packing is not schema.Packing.on and lengths > 16
 
 
 WORTH_SAYING_FRAC = 0.1
@@ -477,7 +451,7 @@ _SWAPPED = "zero_stage_3"
 def swap_folder(plan: Plan, paths: RunPaths) -> Path | None:
     """Return the folder of offloaded files, unique to the run folder; None without files."""
     offload = plan.config.offload
-    if plan.deepspeed is None or not isinstance(offload, NvmeOffload):
+    if plan.deepspeed is None or not isinstance(offload, schema.NvmeOffload):
         return None
     place = hashlib.sha256(str(paths.folder.absolute()).encode()).hexdigest()[:8]
     return user_path(offload.path).absolute() / f"eke-{paths.folder.name}-{place}"

@@ -7,21 +7,9 @@ from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number, format_value, override
+from eke.config import schema
 from eke.config.mixing import source_configs, source_names, source_shares, to_source_problem
-from eke.config.schema import (
-    DEFAULT_PER_DEVICE,
-    Config,
-    Conversations,
-    Data,
-    HubRows,
-    Mix,
-    Packing,
-    PretrainedModel,
-    Rows,
-    SequenceClassification,
-    Synthetic,
-    TextColumns,
-)
+from eke.config.schema import Config, Mix, Rows, SequenceClassification
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
@@ -42,7 +30,7 @@ clearly within about a minute."""
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """Count the samples after preparing tokens if needed; ConfigError if the data is unusable."""
-    if isinstance(config.data, Synthetic):
+    if isinstance(config.data, schema.Synthetic):
         return _synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):
         return _mixed(config, config.data, decisions)
@@ -71,16 +59,16 @@ def _numbered(names: Sequence[str], reason: str) -> Decision:
     return Decision("data.label", value, f"{reason}: {', '.join(names)}")
 
 
-def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> DataPlan:
+def _synthetic(config: Config, data: schema.Synthetic, decisions: list[Decision]) -> DataPlan:
     drawn = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     if data.num_samples is None:
         decisions.append(Decision("data.num_samples", str(drawn), "dataset size of the guides"))
     # The fingerprint covers all settings of the random samples except number and length.
-    shared = {field.name for field in fields(Data)}
+    shared = {field.name for field in fields(schema.Data)}
     own = [field.name for field in fields(data) if field.name not in shared]
     text = repr([(name, getattr(data, name)) for name in own])
     fingerprint = f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if data.packing is not Packing.on:
+    if data.packing is not schema.Packing.on:
         return DataPlan(drawn, data.num_eval_samples, fingerprint)
     lengths = [
         sources.synthetic_lengths(data, data.seq_len, split, count)
@@ -206,7 +194,7 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     size = getattr(config.model, "vocab_size", None)
     if size is None or vocabulary.size <= size:
         return []
-    if isinstance(config.model, PretrainedModel):
+    if isinstance(config.model, schema.PretrainedModel):
         why = f"has {vocabulary.size} tokens, but the checkpoint's embedding has {size} rows"
         fix = Fix("data.tokenizer=auto", remark="the checkpoint's tokenizer")
         tokenizer = vocabulary.tokenizer
@@ -255,14 +243,14 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
 def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
     """Return the problem of more unusable rows than allowed."""
     data = config.data
-    if not isinstance(data, TextColumns | Conversations) or not manifest.num_bad:
+    if not isinstance(data, schema.TextColumns | schema.Conversations) or not manifest.num_bad:
         return []
     share = manifest.num_bad / manifest.num_rows
     if share <= data.max_bad_frac:
         return []
     limit = f", more than data.max_bad_frac = {data.max_bad_frac:g}"
     tolerated = f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
-    if isinstance(data, Conversations):
+    if isinstance(data, schema.Conversations):
         limit, tolerated = "", "data.bad_rows=skip"
     why = (
         f"{manifest.num_bad} of {manifest.num_rows} rows cannot be used ({share:.2%}){limit}: "
@@ -270,7 +258,7 @@ def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
     )
     more = " ..." if manifest.num_bad > len(manifest.bad_rows) else ""
     fix = Fix(manifest.bad_fix or tolerated)
-    key = "data.name" if isinstance(data, HubRows) else "data.path"
+    key = "data.name" if isinstance(data, schema.HubRows) else "data.path"
     return [Problem(key, getattr(data, key.partition(".")[2]), why + more, fix, "bad_rows")]
 
 
@@ -317,7 +305,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
         return _streamed(config), min(config.data.num_eval_samples, available[1])
-    if config.data.packing is Packing.on:
+    if config.data.packing is schema.Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
         tokens = int((offsets[rows + 1] - offsets[rows]).sum())
         packs = [manifest.counts[f"{part}_offsets"] - 1 for part in ("train", "evaluation")]
@@ -332,7 +320,7 @@ def _streamed(config: Config) -> int:
     return config.data.num_samples or taken
 
 
-def _order_of(data: Data) -> tuple[int | None, ...]:
+def _order_of(data: schema.Data) -> tuple[int | None, ...]:
     """Return the settings that determine the order of a stream, in addition to rows and seed."""
     if not isinstance(data, Rows) or not data.streaming:
         return ()
@@ -366,7 +354,7 @@ def _take(
 
 def samples_to_keep(config: Config) -> int:
     """Return the samples per step that batch=auto keeps: `batch.target`, else as batch=fixed."""
-    return config.batch.target or DEFAULT_PER_DEVICE * config.distributed.num_processes
+    return config.batch.target or schema.DEFAULT_PER_DEVICE * config.distributed.num_processes
 
 
 def possible_batches(config: Config) -> list[Config]:
@@ -376,7 +364,7 @@ def possible_batches(config: Config) -> list[Config]:
     small = [size for size in range(1, int(each**0.5) + 1) if each % size == 0]
     sizes = sorted({*small, *(each // size for size in small)})
     if router_loss(config) is not None:  # depends on the micro-batch, as a mean over it
-        kept = config.batch.per_device or DEFAULT_PER_DEVICE
+        kept = config.batch.per_device or schema.DEFAULT_PER_DEVICE
         sizes = [max(size for size in sizes if size <= kept)]
     batch = replace(config.batch, option="fixed", target=target)
     return [replace(config, batch=replace(batch, per_device=size)) for size in sizes]
