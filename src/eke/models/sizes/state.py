@@ -201,15 +201,11 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
         copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
-    return _four_bit_bytes(numbers, cast(schema.QLora, config.peft).double_quant)
-
-
-def _four_bit_bytes(numbers: int, double_quant: bool) -> int:
-    """Return the bytes of a 4-bit tensor: half a byte per number, and scales."""
-    # Source: quantize_4bit and QuantState of bitsandbytes 0.50; arXiv:2305.14314, section 3.
+    # Half a byte per number, and scales. Source: quantize_4bit and QuantState of bitsandbytes 0.50;
+    # arXiv:2305.14314, section 3.
     blocks = -(-numbers // BLOCK)
     packed = -(-numbers // 2) + CODE_BYTES
-    if not double_quant:
+    if not cast(schema.QLora, config.peft).double_quant:
         return packed + FLOAT32_BYTES * blocks
     return packed + blocks + FLOAT32_BYTES * -(-blocks // SCALES_PER_BLOCK) + SCALE_CODE_BYTES
 
