@@ -54,7 +54,9 @@ class ProgressTable:
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Show the progress of the runs, or the reason for waiting, at intervals of `pause_s`."""
-        now, waiting = time.monotonic(), _waiting_job(jobs)
+        # A job that waits for another process, shown if no job is running.
+        now, idle = time.monotonic(), all(job.live is None for job in jobs)
+        waiting = next((job for job in jobs if idle and job.waiting_for), None)
         if self.table is None and waiting is not None and waiting.waiting_for != self.told_wait:
             self.told_wait = waiting.waiting_for
             self._say(waiting, f"waiting: {waiting.waiting_for}")
@@ -96,12 +98,6 @@ class ProgressTable:
             paths, job.label, state, total=job.plan.steps.total, overrides=cell.overrides,
             where=job.where if state == RUNNING else job.waiting_for, row=cell.row, **known,
         )  # fmt: skip
-
-
-def _waiting_job(jobs: Sequence[Job]) -> Job | None:
-    """Return the first job that waits for another process if no job is running."""
-    idle = all(job.live is None for job in jobs)
-    return next((job for job in jobs if idle and job.waiting_for), None)
 
 
 def _describe_end(job: Job) -> str:

@@ -149,12 +149,8 @@ def render_runs(
 ) -> list[str]:
     """Return a table of the runs, running and failed ones first, and the number of hidden rows.
 
-    Args:
-        standings: the runs.
-        live: number of rows of the view that is redrawn, with steps, speed and time left. 0: the
-            table of the folders, with their ids.
-        fold: hide all but the first ten runs in the same state, without `live`.
-        stream: output, for its width and colours. Default: standard output.
+    `live`: rows of the view that is redrawn. 0: the table of the folders, with their ids. There
+    `fold` hides all but the first ten runs in the same state. `stream` has the width and colours.
     """
     stream = stream or sys.stdout
     ordered, shown, seen = sorted(standings, key=_importance), list[RunStatus](), Counter[str]()
