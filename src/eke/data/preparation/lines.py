@@ -222,14 +222,11 @@ class Columns:
         near = suggest_match(column, free) or (free[0] if len(free) == 1 else None)
         why = f"no such column. Columns: {_listed(there)}"
         fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
-        if key == "data.text" and (pair := self._pair(there)):
-            fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
-        return Problem(key, column, why, fix, "unknown_column")
-
-    def _pair(self, there: list[str]) -> tuple[str, ...]:
         known = {name.lower(): name for name in there}
         pair = [next((known[n] for n in names if n in known), "") for names in (_PROMPTS, _ANSWERS)]
-        return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
+        if key == "data.text" and self.request.task == "causal_lm" and all(pair):
+            fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
+        return Problem(key, column, why, fix, "unknown_column")
 
 
 def check_unicode(text: str, place: str) -> None:
