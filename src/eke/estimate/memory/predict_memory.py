@@ -6,20 +6,8 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from eke.common.text import GIB, MIB
-from eke.estimate.memory import trace_client
-from eke.estimate.memory.components import (
-    MEMORY_PHASES,
-    UNTRACED,
-    ZERO_RANGE,
-    Forecast,
-    Method,
-    Range,
-    Traced,
-    Verdict,
-    exact_range,
-    range_around,
-    uncertainty_reasons,
-)
+from eke.estimate.memory import components, trace_client
+from eke.estimate.memory.components import ZERO_RANGE, Forecast, Method, Range, range_around
 from eke.estimate.memory.peak_by_phase import COMPONENTS, MemoryPoint, memory_points, moments
 from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import shared_state_bytes
@@ -45,7 +33,9 @@ _DOUBT_PERCENT = 10
 _STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def _refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> list[MemoryPoint]:
+def _refine_with_trace(
+    plan: Plan, found: list[MemoryPoint], traced: components.Traced
+) -> list[MemoryPoint]:
     """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
     if plan.ranks.shards_states or (plan.ranks.is_ddp and plan.batch.world_size > 1):
         return [_with_traced_activations(moment, traced) for moment in found]
@@ -55,7 +45,7 @@ def _refine_with_trace(plan: Plan, found: list[MemoryPoint], traced: Traced) -> 
     return traces or found
 
 
-def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
+def _traced(closed: MemoryPoint, traced: components.Traced, plan: Plan) -> MemoryPoint:
     """Return one phase as traced: live components and, at the peak, the allocator's reserve.
 
     Ends of the closed form apply if the trace is not exact or micro-batches differ in length.
@@ -72,7 +62,7 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     sizes: Counter[str] = Counter()
     for name, size in known.items():
         sizes[_NAMES.get(name, name)] += size
-    parts = {name: exact_range(size) for name, size in sizes.items()}
+    parts = {name: components.exact_range(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
     doubt = int(_ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = range_around(0, others, others + doubt)
@@ -94,7 +84,7 @@ def _traced(closed: MemoryPoint, traced: Traced, plan: Plan) -> MemoryPoint:
     return replace(closed, parts=parts)
 
 
-def _with_traced_activations(moment: MemoryPoint, traced: Traced) -> MemoryPoint:
+def _with_traced_activations(moment: MemoryPoint, traced: components.Traced) -> MemoryPoint:
     """Return states and buffers of the closed form with the rest of the trace."""
     beside = traced.beside.get(moment.phase)
     if beside is None or moment.name not in (*_FULLY_SHARED, *_PARTLY):
@@ -128,17 +118,17 @@ TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, to which a record's measured peak on a CPU refers."""
 
 
-def forecast(plan: Plan, traced: Traced | None = None, not_traced: str = "") -> Forecast:
+def forecast(plan: Plan, traced: components.Traced | None = None, not_traced: str = "") -> Forecast:
     """Return the forecast on the plan's (first) device, by a trace or with why there is none."""
     found = moments(plan)
-    method, doubts = Method.closed_form, uncertainty_reasons(plan)
+    method, doubts = Method.closed_form, components.uncertainty_reasons(plan)
     substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than the traced ones (see moments.kept). On two
     # ranks, formulas were right to 5 %, the trace to 16 % (notes/lab/memory.md).
     if traced is not None and plan.ranks.zero_stage != 3:
         found = _refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
-        doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
+        doubts = tuple(doubt for doubt in doubts if doubt in components.UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = _highest_range(moment.tensors for moment in measured)
@@ -158,7 +148,7 @@ def forecast(plan: Plan, traced: Traced | None = None, not_traced: str = "") -> 
         allocated=allocated,
         phases={
             phase: max((m.tensors.expected for m in found if m.phase == phase), default=0)
-            for phase in MEMORY_PHASES
+            for phase in components.MEMORY_PHASES
         },
         components={
             name: top.parts[name].expected
@@ -184,13 +174,13 @@ def _highest_range(moments: Iterable[Range]) -> Range:
     return Range(*map(max, zip(*map(astuple, moments), strict=True)))
 
 
-def verdict(peak: Range, capacity: int | None) -> Verdict:
+def verdict(peak: Range, capacity: int | None) -> components.Verdict:
     """Return whether a peak fits into a number of bytes."""
     if capacity is None:
-        return Verdict.unknown
+        return components.Verdict.unknown
     if peak.expected > capacity:
-        return Verdict.does_not_fit
-    return Verdict.fits if peak.high <= capacity else Verdict.tight
+        return components.Verdict.does_not_fit
+    return components.Verdict.fits if peak.high <= capacity else components.Verdict.tight
 
 
 def available_bytes(plan: Plan) -> int | None:
