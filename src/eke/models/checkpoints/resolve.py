@@ -19,15 +19,8 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value, override
 from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
-from eke.models.checkpoints.architecture import (
-    MAPPINGS,
-    asked_router_loss,
-    class_of,
-    first_position,
-    is_known,
-    read_sizes,
-    supports,
-)
+from eke.models.checkpoints import architecture
+from eke.models.checkpoints.architecture import class_of, first_position
 from eke.models.checkpoints.locate import CONFIG, KEY, LocalCheckpoint, locate, refuse
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
@@ -60,7 +53,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     found = locate(model.name_or_path, model.revision)
     raw = _read_config(found)
     _refuse_foreign(found, raw)
-    family, sizes = read_sizes(raw, found.typed)
+    family, sizes = architecture.read_sizes(raw, found.typed)
     _refuse_task(config, raw, family, found)
     shapes = _read_shapes(found)
     if not shapes and found.is_local:
@@ -93,10 +86,10 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
     """Return the supported attention kernels, router loss, labels and usable positions."""
     kind, task = str(raw["model_type"]), config.targets.option
     found: dict[str, Any] = {
-        f"supports_{name}": supports(raw, task, name)
+        f"supports_{name}": architecture.supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
-    found["router_loss"] = asked_router_loss(config, raw)
+    found["router_loss"] = architecture.asked_router_loss(config, raw)
     if _saved_by(raw).endswith("ForSequenceClassification"):
         found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):
@@ -172,7 +165,7 @@ def _refuse_foreign(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
     _refuse_multimodal(found, raw)
-    if is_known(kind) or any(class_of(kind, task) for task in MAPPINGS):
+    if architecture.is_known(kind) or any(class_of(kind, task) for task in architecture.MAPPINGS):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"

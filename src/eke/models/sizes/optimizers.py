@@ -13,25 +13,14 @@ from typing import cast
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.plugins import OPTIMIZER_BUILDERS, load_plugin
-from eke.config.schema import (
-    SGD,
-    AdamW8bit,
-    AdamWTorchAO4bit,
-    AdamWTorchAO8bit,
-    Apollo,
-    Config,
-    GaLore,
-    Lion8bit,
-    Muon,
-    Optimizer,
-    TorchAdamW,
-)
+from eke.config import schema
+from eke.config.schema import Config, Optimizer
 from eke.models.families import FLOAT32_BYTES, Role, Weight
 
 
 def projection_rank(config: Config) -> int:
     """Return the rank of GaLore and APOLLO: the configured one, or a quarter of the hidden size."""
-    rank = cast(GaLore | Apollo, config.optimizer).rank
+    rank = cast(schema.GaLore | schema.Apollo, config.optimizer).rank
     # A quarter is the default of APOLLO: arXiv:2412.05270, section 5.1.
     return rank or max(1, config.model.hidden_size // 4)
 
@@ -67,13 +56,14 @@ def quantises_state(optimizer: Optimizer, weight: Weight) -> bool:
 
 
 def _quantised_by_bitsandbytes(optimizer: Optimizer, weight: Weight) -> bool:
-    fields = cast(AdamW8bit | Lion8bit, optimizer)
+    fields = cast(schema.AdamW8bit | schema.Lion8bit, optimizer)
     in_32_bits = fields.embeddings_32bit and weight.place is Role.embedding
     return prod(weight.shape) >= fields.min_8bit_size and not in_32_bits
 
 
 def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
-    num, block = prod(weight.shape), cast(AdamWTorchAO8bit | AdamWTorchAO4bit, optimizer).block_size
+    block = cast(schema.AdamWTorchAO8bit | schema.AdamWTorchAO4bit, optimizer).block_size
+    num = prod(weight.shape)
     return num >= 4096 and num % block == 0  # torchao 0.18, optim/adam.py, _new_buffer
 
 
@@ -96,7 +86,7 @@ def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: i
     if not quantises_state(config.optimizer, weight):
         return _adamw(config, weight, weight_bytes)
     num = prod(weight.shape)
-    block = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, config.optimizer).block_size
+    block = cast(schema.AdamWTorchAO8bit | schema.AdamWTorchAO4bit, config.optimizer).block_size
     codes, scales = num * bits // 8, FLOAT32_BYTES * (num // block)
     return 2 * (codes + scales + FLOAT32_BYTES * (1 << bits))
 
@@ -112,7 +102,7 @@ def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
 
 def _sgd(config: Config, weight: Weight, weight_bytes: int) -> int:
     """Count the momentum buffer, which torch does not create for momentum 0."""
-    return weight_bytes * prod(weight.shape) if cast(SGD, config.optimizer).momentum else 0
+    return weight_bytes * prod(weight.shape) if cast(schema.SGD, config.optimizer).momentum else 0
 
 
 def _muon(config: Config, weight: Weight, weight_bytes: int) -> int:
@@ -135,7 +125,8 @@ def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vec
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
     """Count X X^T, its square, and their sum times X, in each iteration."""
     # Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-    return cast(Muon, config.optimizer).ns_steps * (4.0 * rows * rows * columns + 2.0 * rows**3)
+    steps = cast(schema.Muon, config.optimizer).ns_steps
+    return steps * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
 def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
@@ -199,7 +190,7 @@ def _adafactor_step(step: UpdateSizes) -> tuple[int, int]:
 
 def _sgd_step(step: UpdateSizes) -> tuple[int, int]:
     """Count decayed gradients: of one tensor on a CPU, of a group (foreach) on a GPU."""
-    fields = cast(SGD, step.optimizer)
+    fields = cast(schema.SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
     return size if fields.weight_decay or fields.nesterov else 0, step.group + step.largest
 
@@ -432,7 +423,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         update_flops=_newton_schulz,
         built=("Muon+AdamW torch", "Muon torch"),
         temporaries=_muon_step,
-        steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
+        steps_like_adamw=lambda o: cast(schema.Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
         fails_on_pieces=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
         "(torch: Param gradient must be a 2D matrix)",
@@ -473,7 +464,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
 
 def option_of(optimizer: Optimizer) -> str:
     """Return the option with the same effect without `optimizer.implementation`: `adamw_fused`."""
-    if optimizer.option != "adamw" or not isinstance(optimizer, TorchAdamW):
+    if optimizer.option != "adamw" or not isinstance(optimizer, schema.TorchAdamW):
         return optimizer.option
     name = optimizer.implementation.value
     return {AUTO: "adamw", "apex": "adamw_apex_fused"}.get(name, f"adamw_{name}")
