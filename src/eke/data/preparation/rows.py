@@ -14,34 +14,12 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.config.schema import ENDINGS
 from eke.data import sources
+from eke.data.preparation import lines, tokenizers
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.conversations import without_nulls
 from eke.data.preparation.labels import numbered, reading_of
-from eke.data.preparation.lines import (
-    BATCH_ROWS,
-    BadRowError,
-    Columns,
-    Fields,
-    Row,
-    TooLongError,
-    csv_rows,
-    hub_rows,
-    jsonl_rows,
-    parquet_rows,
-    values_of,
-)
-from eke.data.preparation.tokenizers import (
-    Encoded,
-    RowEnds,
-    Tokenizer,
-    encode_stream,
-    ends_of,
-    is_doubled,
-    is_too_short,
-    load_request_tokenizer,
-    tokenize_truncated,
-    truncate_text,
-)
+from eke.data.preparation.lines import BadRowError, Columns, Fields, Row
+from eke.data.preparation.tokenizers import Tokenizer, is_doubled, is_too_short, truncate_text
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import PrepareRequest
 
@@ -58,7 +36,7 @@ def _fill_documents(
     assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
     streams, replaced, doubled, last = [], 0, 0, ""
-    ends: RowEnds = ((), ())
+    ends: tokenizers.RowEnds = ((), ())
     writer.append("tokens", [])
 
     def texts(piece: sources.FileRange) -> Iterator[str]:
@@ -77,14 +55,14 @@ def _fill_documents(
                     first = writer.counts["tokens"]
                     beginning = tokenizer.beginning if is_causal else _NONE
                     writer.append("tokens", beginning)
-                    for ids in encode_stream(tokenizer, texts(piece)):
+                    for ids in tokenizers.encode_stream(tokenizer, texts(piece)):
                         if len(beginning) and len(ids):
                             ids, beginning = tokenizer.begun(ids)[len(beginning) :], _NONE
                         writer.append("tokens", ids)
                     writer.append("tokens", tokenizer.ended(_NONE, last) if is_causal else _NONE)
                     document = writer.read("tokens")[first:]
                     doubled += is_doubled(document, tokenizer.vocabulary.special)
-                    ends = ends if any(ends) else ends_of(tokenizer, document)
+                    ends = ends if any(ends) else tokenizers.ends_of(tokenizer, document)
             size = writer.counts["tokens"] - start
             streams.append(sources.TokenStream(evaluation, number, start, size))
     writer.note(repr(streams))
@@ -163,7 +141,7 @@ class Sequences:
         """Return texts with the tokenizer's prefix, and with EOS if they are not truncated."""
         limit = self.request.seq_len
         found: list[_Sequence | None] = []
-        parts = tokenize_truncated(texts, limit, self.tokenizer.encode)
+        parts = tokenizers.tokenize_truncated(texts, limit, self.tokenizer.encode)
         for text, (_, encoded) in zip(texts, parts, strict=True):
             tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
             useful = len(encoded.ids) > 0
@@ -222,7 +200,7 @@ class Sequences:
         return tokens, len(start)
 
 
-def _border(both: Encoded, first: Encoded, place: int) -> int:
+def _border(both: tokenizers.Encoded, first: tokenizers.Encoded, place: int) -> int:
     """Return the index of the first token that ends after a position of the text."""
     if both.ends is not None:
         behind = both.ends > place
@@ -232,7 +210,7 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
-_READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
+_READERS = {"jsonl": lines.jsonl_rows, "csv": lines.csv_rows, "parquet": lines.parquet_rows}
 """`data` option -> reader."""
 
 NUM_PREVIEW_ROWS = 1000
@@ -242,13 +220,13 @@ NUM_PREVIEW_ROWS = 1000
 def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
     """Yield the rows of local files or of a dataset of the Hub."""
     if request.hub is not None:
-        yield from _of_arrow(request, hub_rows(request.hub, evaluation, columns))
+        yield from _of_arrow(request, lines.hub_rows(request.hub, evaluation, columns))
     endings = ENDINGS if request.option == "chat" else {}
     for name, file in request.evaluation if evaluation else request.train:
         kinds = [kind for kind in _READERS if file.lower().endswith(endings.get(kind, ()))]
-        reader = _READERS[kinds[0]] if kinds else _READERS.get(request.option, jsonl_rows)
+        reader = _READERS[kinds[0]] if kinds else _READERS.get(request.option, lines.jsonl_rows)
         found = reader(name, file, columns)
-        yield from _of_arrow(request, found) if reader is parquet_rows else found
+        yield from _of_arrow(request, found) if reader is lines.parquet_rows else found
 
 
 def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
@@ -262,7 +240,7 @@ class _RowStore:
         self.request, self.tokenizer, self.writer = request, tokenizer, writer
         self.counts, self.columns = Counter[str](), Columns(request)
         self.bad_rows: list[str] = []
-        self.first_row: RowEnds = ((), ())
+        self.first_row: tokenizers.RowEnds = ((), ())
         self.sequences = Sequences(request, tokenizer, self.counts)
         self.splits = Splits(writer, request.eval_frac)
         self.chat = ChatRows(request, tokenizer) if request.train_on else None
@@ -312,7 +290,7 @@ class _RowStore:
         for held in (False, True)[: 1 + self._has_eval_source()]:
             for row in filter(None, islice(all_rows(self.request, held, columns), most)):
                 with contextlib.suppress(BadRowError, LookupError):
-                    yield columns.items(values_of(row)[str(self.request.label)])
+                    yield columns.items(lines.values_of(row)[str(self.request.label)])
 
     def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
         self.writer.note(self.request.content)  # represents the rows that are not read here
@@ -332,7 +310,7 @@ class _RowStore:
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
         """Store the rows of one source; `evaluation` None: split them by hash."""
-        most = 1 if self.request.streamed else BATCH_ROWS  # a stream must not read ahead
+        most = 1 if self.request.streamed else lines.BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
         for row in rows:
@@ -341,7 +319,7 @@ class _RowStore:
                 counts["num_empty"] += 1
                 continue
             try:
-                fields = (self.chat or self.columns).take(values_of(row))
+                fields = (self.chat or self.columns).take(lines.values_of(row))
             except BadRowError as bad:
                 self._count_bad(row[0], bad)
                 continue
@@ -357,7 +335,7 @@ class _RowStore:
         counts["num_bad"] += 1
         if len(self.bad_rows) < 5:  # listed in the manifest
             self.bad_rows.append(f"{place} {bad}")
-        if isinstance(bad, TooLongError):
+        if isinstance(bad, lines.TooLongError):
             self.too_long.append(bad.num_tokens)
         is_hopeless = counts["num_bad"] + counts["num_empty"] == counts["num_rows"]
         if counts["num_bad"] >= 1000 and is_hopeless:
@@ -402,7 +380,7 @@ class _RowStore:
         if not kept:
             return
         if not any(self.first_row):
-            self.first_row = ends_of(self.tokenizer, kept[0][1])
+            self.first_row = tokenizers.ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
         self.counts["num_doubled"] += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
         first, start = self.writer.counts["cuts"], self.writer.counts["tokens"]
@@ -482,7 +460,7 @@ def prepare_store(request: PrepareRequest) -> Path:
     with locked(folder):
         if sources.read_manifest(folder) is not None:
             return folder
-        tokenizer = load_request_tokenizer(request)
+        tokenizer = tokenizers.load_request_tokenizer(request)
         with temporary(folder) as unfinished:
             writer = Writer(unfinished, tokenizer.vocabulary)
             try:
