@@ -11,17 +11,9 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.files import is_locked, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.interface import JobStatus, job_statuses
+from eke.launch.processes import runs_table
 from eke.launch.processes.follow import newest_step, watchers_in, watchers_of
-from eke.launch.processes.runs_table import (
-    INTERRUPTED,
-    NO_FOLDER,
-    NOT_STARTED,
-    QUEUED,
-    RUNNING,
-    WAITING,
-    RunStatus,
-    progress_of,
-)
+from eke.launch.processes.runs_table import NO_FOLDER, RunStatus
 from eke.plan.record import (
     RECORD_LIMIT,
     NoRecord,
@@ -71,15 +63,15 @@ def _run_status(
     if is_locked(paths.lock):
         step, loss, step_s = newest_step(paths)
         return replace(
-            open_end, state=RUNNING, step=step or known.step, loss=loss, job=job.name,
+            open_end, state=runs_table.RUNNING, step=step or known.step, loss=loss, job=job.name,
             where=job.where if job.name else _holder(paths), silent=job.silent, step_s=step_s,
         )  # fmt: skip
     if job.waits_for:
-        return replace(open_end, state=QUEUED, where=job.waits_for, job=job.name)
+        return replace(open_end, state=runs_table.QUEUED, where=job.waits_for, job=job.name)
     if job.silent:
         return replace(open_end, state=_UNKNOWN, where=job.where, silent=job.silent)
     if goes_on and not cell.get("outcome"):
-        return replace(open_end, state=WAITING)
+        return replace(open_end, state=runs_table.WAITING)
     if known.state:
         return known
     if damage:
@@ -88,7 +80,7 @@ def _run_status(
         # The sweep could not start the run or write its record. The cell has the reason.
         return replace(known, state=Outcome.crashed.name, note=cell.get("reason", ""))
     # A process killed before it wrote its record.
-    state = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
+    state = runs_table.INTERRUPTED if paths.attempts.exists() else runs_table.NOT_STARTED
     step, loss, _ = newest_step(paths)
     note = missing_run(cell.get("outcome", ""), paths.folder)
     gone = f"its {job.where} is gone" if job.where and not job.name else ""
@@ -162,7 +154,7 @@ def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
         return RunStatus(paths, label, ""), damage
     note, total = record.failure.message if record.failure else "", _steps_of(record.plan)
     known = RunStatus(paths, label, record.outcome, total=total, note=note)
-    return replace(known, **progress_of(record)), damage
+    return replace(known, **runs_table.progress_of(record)), damage
 
 
 def _planned_steps(paths: RunPaths) -> int:

@@ -24,16 +24,9 @@ from eke.launch.processes.run_attempt import WORKER_PHASE, outline
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, training_and_startup_s
 from eke.launch.processes.worker_process import STOP_SIGNALS
+from eke.launch.slurm import submission_file
 from eke.launch.slurm.cluster_run import note_software
 from eke.launch.slurm.scheduler import show_job
-from eke.launch.slurm.submission_file import (
-    REQUEUE_CODE,
-    JobEntry,
-    Submission,
-    read_submission,
-    read_ticket,
-    write_ticket,
-)
 from eke.plan.planner import Plan, read_plan
 from eke.plan.record import (
     EXIT_OK,
@@ -66,7 +59,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(listened, lambda got, _: heard.append(got))
     try:
         file = Path(arguments[0])
-        submission = read_submission(file)
+        submission = submission_file.read_submission(file)
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
         if not task.isdecimal() or int(task) >= len(submission.runs):
             return _log_and_exit(f"{file}: no element {task}", EXIT_USER)
@@ -75,7 +68,7 @@ def main(arguments: list[str]) -> int:
         mine = current_cluster_task()
         if mine.node:
             return _run_follower_node(paths, mine)
-        ticket = JobEntry(str(file), number)
+        ticket = submission_file.JobEntry(str(file), number)
         if mine.count == 1:
             return watch_run(paths, submission, ticket, heard)
         with closing(Coordinator(paths.invitation, mine)) as head:
@@ -101,13 +94,13 @@ def _run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
 
 def watch_run(
     paths: RunPaths,
-    submission: Submission,
-    ticket: JobEntry,
+    submission: submission_file.Submission,
+    ticket: submission_file.JobEntry,
     heard: list[int],
     head: Coordinator | None = None,
 ) -> int:
     """Start one run, again after a crash. Return the job's exit code. `heard`: signals so far."""
-    known = read_ticket(paths)
+    known = submission_file.read_ticket(paths)
     if known and (known.submission, known.element) == (ticket.submission, ticket.element):
         ticket = known
     crashes = 0
@@ -137,10 +130,10 @@ def watch_run(
         worths = [*ticket.worths, training_and_startup_s(record, before, time.monotonic() - began)]
         stalled = 0 if moved else ticket.stalled + 1
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
-        write_ticket(paths, ticket)
+        submission_file.write_ticket(paths, ticket)
         if why := ticket.spent(submission.max_restarts):
             return _log_and_exit(why, EXIT_RESUMABLE)
-        return REQUEUE_CODE
+        return submission_file.REQUEUE_CODE
 
 
 def _one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = None) -> Record:
