@@ -70,12 +70,8 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
     """
     kept = meaningful(config)
     for path, value in resolved.items():
-        *groups, key = path.split(".")
-        node = kept
-        for group in groups:
-            node[group] = dict(node[group])
-            node = node[group]
-        node[key] = value
+        group, key = path.split(".")
+        kept[group] = {**kept[group], key: value}
     for path, former in FORMER_VALUES.items():
         group, key = path.split(".")
         if key in kept[group] and kept[group][key] == former:

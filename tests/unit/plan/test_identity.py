@@ -285,7 +285,7 @@ def test_data_changes_the_run_id() -> None:
 def test_hashing_does_not_modify_the_configuration() -> None:
     content = make_converter().unstructure(synthetic_config())
     before = json.dumps(content)
-    run_id(content, {"train.steps": 5, "seed": 1}, "")
+    run_id(content, {"train.steps": 5, "schedule.warmup_steps": 1}, "")
     assert json.dumps(content) == before
 
 
