@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Any
@@ -151,18 +151,12 @@ _MAX_CALIBRATION_RUNS = 60
 """Number of newest configurations used."""
 
 
-@dataclass(frozen=True)
-class _FittedRates:
-    """Rates of one device, fitted to finished runs."""
-
-    seconds: dict[str, float]
-    """Seconds per unit by kind of work in the runs. 0 without an effect."""
-    correction: "Correction"
-
-
 @lru_cache(maxsize=16)
-def fitted_rates(runs: tuple[Observation, ...]) -> _FittedRates | None:
-    """Return the fitted rates, None with too few runs or without a fit."""
+def fitted_rates(runs: tuple[Observation, ...]) -> "tuple[dict[str, float], Correction] | None":
+    """Return seconds per unit by kind of work, fitted to runs, None with too few or without a fit.
+
+    A kind without an effect has 0 seconds. The second value corrects predictions by these rates.
+    """
     newest = runs[-_MAX_CALIBRATION_RUNS:]
     if len(newest) < MIN_CALIBRATION_RUNS:
         return None
@@ -175,7 +169,7 @@ def fitted_rates(runs: tuple[Observation, ...]) -> _FittedRates | None:
     if best is None:
         return None
     seconds = {kind: best.seconds.get(column, 0.0) for column, kind in enumerate(kinds)}
-    return _FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
+    return seconds, correction_of([1 / ratio for ratio in best.left_out])
 
 
 _BEYOND = 4.0
@@ -245,26 +239,25 @@ def _by_runs(
     rates = fitted_rates(runs)
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
-    factor, within = rates.correction.factor, rates.correction.within
+    unit_s, by = rates
     measured = [run.measured for run in runs[-_MAX_CALIBRATION_RUNS:]]
-    if within > log(_WIDEST):
+    if by.within > log(_WIDEST):
         why = f"timings of {len(measured)} finished runs here differ by more than {_WIDEST:.0f}x"
         return Unknown(f"{why}. Rerun on an idle machine")
     amounts = amounts_of(plan, work)
-    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
+    unseen = [kind for kind, amount in amounts.items() if amount and kind not in unit_s]
     if unseen:
         return Unknown(f"needs a finished run in {unseen[0]} here")
     if beyond := _beyond(amounts, runs[-_MAX_CALIBRATION_RUNS:]):
         return Unknown(f"{beyond}. Needs a finished run of about this size")
-    seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
-    expected = sum(seconds.values()) * factor
+    seconds = {kind: amount * unit_s.get(kind, 0.0) for kind, amount in amounts.items()}
+    expected = sum(seconds.values()) * by.factor
     if expected <= 0:
         return Unknown(why_unknown(plan))
-    parts = {_PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
-    step, basis = _spread(within) * expected, "finished runs on this device"
+    parts = {_PART_OF.get(kind, "compute"): each * by.factor for kind, each in seconds.items()}
+    step, basis = _spread(by.within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
-    calibrated = _calibrated(len(measured), rates.correction, versions)
-    return replace(found, calibrated=calibrated)
+    return replace(found, calibrated=_calibrated(len(measured), by, versions))
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:

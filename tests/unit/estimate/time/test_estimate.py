@@ -205,9 +205,9 @@ def test_rates_are_never_negative() -> None:
         )
         for n in range(12)
     )  # fmt: skip
-    found = fitted_rates(runs)
-    assert all(seconds >= 0 for seconds in found.seconds.values())
-    assert any(found.seconds.values())
+    seconds, _ = fitted_rates(runs)
+    assert all(each >= 0 for each in seconds.values())
+    assert any(seconds.values())
 
 
 def test_torn_history_line_does_not_affect_others() -> None:
