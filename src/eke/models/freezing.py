@@ -45,10 +45,8 @@ def find_problem(entries: Sequence[str], weights: _Weights, what: str) -> Proble
         instead = [name for e in entries for name in near.get(e, [e])[:1]]
         shown = ", ".join(near[wrong[0]]) or "no known names"
         why = f"matches no weight of {what}. Names: {shown}, ..."
-        value = ",".join(map(format_value, wrong))
-        return Problem(
-            "model.freeze", value, why, Fix(override("model.freeze", instead)), "unknown_weight"
-        )
+        value, fix = ",".join(map(format_value, wrong)), Fix(override("model.freeze", instead))
+        return Problem("model.freeze", value, why, fix, "unknown_weight")
     if entries and all(is_frozen(entries, n) for n, trained in weights.items() if trained):
         why, fix = f"freezes every trained weight of {what}", Fix("model.freeze=[]")
         return Problem("model.freeze", format_value(list(entries)), why, fix, "nothing_trained")
