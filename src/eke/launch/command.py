@@ -54,7 +54,6 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
 
 
 def _prefix_of(ticket: Path) -> list[str]:
-    """Return the prefix of a run's last start. Raise EkeError if the ticket is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -100,7 +100,6 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
 
 
 def _check(file: Path, key: str) -> None:
-    """Raise ConfigError unless a file is readable and not empty."""
     fix = Fix(f"{key}=FILE_OR_FOLDER")
     if not file.is_file():  # a FIFO would block and can be read only once
         raise ConfigError(Problem(key, str(file), "is not a regular file", fix, "unreadable"))

@@ -170,7 +170,6 @@ def allocated_of(plan: Plan, micro: MicroBatchShape) -> int:
 
 
 def _highest_range(moments: Iterable[Range]) -> Range:
-    """Return the maxima of all low ends, of all expected values and of all high ends."""
     return Range(*map(max, zip(*map(astuple, moments), strict=True)))
 
 

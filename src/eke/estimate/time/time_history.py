@@ -291,7 +291,6 @@ def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, 
 
 
 def _parsed(line: str) -> Observation | None:
-    """Return the observation of a line, None if truncated or implausible."""
     try:
         found = make_converter().structure(json.loads(line), Observation)
     except (ValueError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError):

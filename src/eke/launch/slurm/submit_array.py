@@ -132,7 +132,6 @@ def submit_array(
 
 
 def _delete_submission(path: Path) -> None:
-    """Delete a submission without a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):
         path.with_suffix(ending).unlink(missing_ok=True)

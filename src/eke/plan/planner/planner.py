@@ -252,7 +252,6 @@ def _plan_deepspeed(
 
 
 def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) -> None:
-    """Record FSDP2's prefetching and the time of gradient synchronization."""
     if not isinstance(config.distributed, schema.FSDP):
         return
     if config.distributed.exchange is schema.GradientSync.auto:
