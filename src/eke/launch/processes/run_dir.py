@@ -179,6 +179,6 @@ def lock_within(
         return is_ours
     except OSError as error:
         why = f"its file system has no locks ({error.strerror})"
-        fix = Fix("paths.runs=FOLDER", remark="on another file system")
         why += ". Lustre has them if mounted with flock"
+        fix = Fix("paths.runs=FOLDER", remark="on another file system")
         raise ConfigError(Problem("paths.runs", str(runs), why, fix, "no_locks")) from error
