@@ -258,7 +258,7 @@ def _kind(value: Any) -> str:
         return f"the number {str(value)[:20]}"
     if isinstance(value, str):
         return f"the text {_shown(value)}" if value else "empty"
-    kinds = {dict: "an object", list: "a list", tuple: "a list"}
+    kinds: dict[type, str] = {dict: "an object", list: "a list", tuple: "a list"}
     return kinds.get(type(value), type(value).__name__)
 
 
