@@ -10,13 +10,10 @@ from eke.plan.planner.inputs import (
 )
 from eke.plan.planner.lengths import MicroBatchShape, evaluated, simulated_micro_batches
 from eke.plan.planner.plan import (
-    BatchPlan,
-    ComputePlan,
     Decision,
     Plan,
     RecipeDecision,
     ShownDecision,
-    StepPlan,
     cut_of,
     describe_model,
     length_of_run,

@@ -8,7 +8,7 @@ from unit.models.sizes.configs import make_config
 from eke.common.paths import conf_folder
 from eke.hardware import Device
 from eke.models.sizes import model_size
-from eke.plan.planner import BatchPlan, ComputePlan, Plan, StepPlan
+from eke.plan.planner.plan import BatchPlan, ComputePlan, Plan, StepPlan
 
 
 def options_of(group: str) -> set[str]:
