@@ -23,7 +23,6 @@ from eke.data.sources.request import (
     tokenizer_content,
 )
 from eke.data.sources.source_files import (
-    SKIPPED_FOLDERS,
     FileRange,
     TextSource,
     count_windows,
@@ -34,7 +33,6 @@ from eke.data.sources.source_files import (
     open_corpus,
     other_format,
     read_piece,
-    standard_library,
     text_files,
     unreadable,
     window_length,

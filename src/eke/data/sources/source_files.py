@@ -120,7 +120,7 @@ def unreadable(
     return ConfigError(Problem(key, value, why, Fix(f"{key}={instead}"), "unreadable"))
 
 
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 """Folders of third-party packages and of tests (a third of the bytes, much of it data)."""
 
 
@@ -191,7 +191,7 @@ def standard_library() -> TextSource:
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
     return _split(root, paths, eval_frac=0.1)
 

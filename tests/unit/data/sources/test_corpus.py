@@ -11,7 +11,7 @@ from unit.plan.cases import config_of
 
 from eke.common.errors import ConfigError
 from eke.data import sources
-from eke.data.sources import FileRange, TextSource
+from eke.data.sources import FileRange, TextSource, source_files
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_other_data_has_no_corpus() -> None:
 
 
 def test_standard_library_is_split_by_file_without_tests() -> None:
-    corpus = sources.standard_library()
+    corpus = source_files.standard_library()
     train, evaluation = (
         {piece.path for piece in part} for part in (corpus.train, corpus.evaluation)
     )
@@ -50,8 +50,8 @@ def test_standard_library_is_split_by_file_without_tests() -> None:
     assert {"dataclasses.py", "pathlib.py"} <= names
     root = Path(sysconfig.get_path("stdlib"))
     folders = {part for path in train | evaluation for part in path.relative_to(root).parts[:-1]}
-    assert not folders & sources.SKIPPED_FOLDERS
-    assert corpus == sources.standard_library.__wrapped__(), "the split is not the same twice"
+    assert not folders & source_files._SKIPPED_FOLDERS
+    assert corpus == source_files.standard_library.__wrapped__(), "the split is not the same twice"
 
 
 def test_folder_is_split_by_file(folder) -> None:
