@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,7 +201,11 @@ def validate_script(text: str) -> str:
 
 def queue() -> dict[str, Element]:
     """Return this user's waiting and running jobs by `NAME_4`, else raise EkeError."""
-    alive = [each for each in _listed() if not is_over(each.state)]
+    return _joined(_listed())
+
+
+def _joined(listed: Iterable[Element]) -> dict[str, Element]:
+    alive = [each for each in listed if not is_over(each.state)]
     # Of several arrays with one name, show the running element, else the first, with all ids.
     alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
     found: dict[str, Element] = {}
