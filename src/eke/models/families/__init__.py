@@ -15,9 +15,9 @@ from eke.models.families.family_record import (
     Weight,
     head_width,
 )
-from eke.models.families.llama import DECODERS, OTHER
+from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 
-FAMILIES = DECODERS | {each.name: each for each in (BERT, GPT2, T5, OTHER)}
+FAMILIES = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)}
 """`model.family` -> its record."""
 
 

@@ -29,9 +29,11 @@ from eke.models.families.family_record import (
 )
 
 
-def _decoder(config: Config) -> Structure:
+def _decoder(
+    config: Config, *, has_biases: bool = False, norms_heads: bool = False, is_moe: bool = False
+) -> Structure:
     """Return the structure of equal layers with two RMSNorms each, and a head."""
-    model, family = cast(LlamaModel, config.model), DECODERS[config.model.family]
+    model = cast(LlamaModel, config.model)
     hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)
     queries = model.num_attention_heads * dim
     keys = (model.num_key_value_heads or model.num_attention_heads) * dim
@@ -39,11 +41,11 @@ def _decoder(config: Config) -> Structure:
     shapes = {name: (width, hidden) for name, width in widths.items()}
     shapes["self_attn.o_proj"] = (hidden, queries)
     layer = [Weight(shape, Tokens.source, module=name) for name, shape in shapes.items()]
-    if family.has_biases:  # Qwen2
+    if has_biases:  # Qwen2
         layer += [Weight((width,), module=name) for name, width in widths.items()]
-    if family.norms_heads:  # Qwen3
+    if norms_heads:  # Qwen3
         layer += [norm(dim, f"self_attn.{name}") for name in ("q_norm", "k_norm")]
-    if family.is_moe:  # Mixtral
+    if is_moe:  # Mixtral
         layer += _experts(cast(MixtralModel, config.model))
     else:
         sides = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
@@ -199,6 +201,7 @@ LLAMA = Family(
 QWEN2 = replace(
     LLAMA,
     name="qwen2",
+    structure=partial(_decoder, has_biases=True),
     counted_as="llama",
     has_biases=True,
     smallest="",
@@ -210,6 +213,7 @@ QWEN2 = replace(
 QWEN3 = replace(
     LLAMA,
     name="qwen3",
+    structure=partial(_decoder, norms_heads=True),
     norms_heads=True,
     smallest="tiny_qwen3",
     config_class="Qwen3Config",
@@ -221,6 +225,7 @@ QWEN3 = replace(
 MIXTRAL = replace(
     LLAMA,
     name="mixtral",
+    structure=partial(_decoder, is_moe=True),
     is_moe=True,
     ia3_targets=("k_proj", "v_proj"),  # the feed-forward is not a linear layer
     scaled_inputs=(),
@@ -232,9 +237,6 @@ MIXTRAL = replace(
     },
     inner_tensor="",
 )
-
-DECODERS = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL)}
-"""`model.family` -> record of a decoder with closed forms."""
 
 OTHER = Family(
     name="other",
