@@ -134,6 +134,14 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
 
 
 @pytest.fixture
+def train_forked(tmp_path: Path) -> Callable[..., Finished]:
+    """As train_py, but with forked workers, for tests of results: see forked_workers.py."""
+    from forked_workers import run
+
+    return lambda *arguments: run(tmp_path, "train", *arguments)
+
+
+@pytest.fixture
 def train_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Finished]]:
@@ -196,8 +204,8 @@ def train_ranks(
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Live]:
-    """Start `python train.py ...` and go on."""
-    return lambda *arguments: Live(tmp_path, arguments)
+    """Start `python train.py ...` and go on; many runs: with forked workers."""
+    return lambda *arguments, **options: Live(tmp_path, arguments, **options)
 
 
 @pytest.fixture

@@ -27,3 +27,6 @@ RAGGED = (
     "train.save_final=false",
     "optimizer.lr=3e-3",
 )
+
+ONE_SHAPE = ("model.num_hidden_layers=1", "data.pad_to_multiple_of=24", "data.num_samples=24")
+"""Rows as ragged, in batches of one shape: compiled code is traced again for each other one."""

@@ -71,12 +71,14 @@ def run_in(
 class Live:
     """A `python train.py` that is still running."""
 
-    def __init__(self, tmp: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, tmp: Path, arguments: tuple[str, ...], *, forked: bool = False) -> None:
+        """With forked workers (forked_workers.py), or as users have it."""
+        script = ["tests/forked_workers.py", "train"] if forked else ["train.py"]
         self.tmp = tmp
         self._read: dict[Path, tuple[int, int]] = {}
         self.before = self.last_step()
         self.process = subprocess.Popen(
-            [sys.executable, str(REPO / "train.py"), *arguments],
+            [sys.executable, str(REPO / script[0]), *script[1:], *arguments],
             cwd=tmp,
             env=environment(tmp),
             stdin=subprocess.DEVNULL,

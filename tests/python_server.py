@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +40,9 @@ KEEP_CAPABILITIES, AMBIENT, RAISE = 8, 47, 2
 
 
 def run(
-    uid: int, code: str, *arguments: Any, cwd: Path, environment: Mapping[str, str], out: str = ""
-) -> Finished:
+    uid: int, code: str, *arguments: Any, cwd: Path, environment: Mapping[str, str], out: str = "",
+    modules: Sequence[str] = MODULES,
+) -> Finished:  # fmt: skip
     """Run code in a fork; `P(n)` in it is the n-th argument as a path.
 
     Args:
@@ -51,6 +52,7 @@ def run(
         cwd: Where it runs.
         environment: Its variables, and no others.
         out: A file or terminal for both streams; without it, both are returned.
+        modules: Imported before. Each choice has a server, which starts with the first request.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [out or f"{folder}/out", out or f"{folder}/err"]
@@ -58,14 +60,14 @@ def run(
             "uid": uid, "code": START + code, "arguments": [*map(str, arguments)],
             "cwd": str(cwd), "environment": dict(environment), "files": files,
         }  # fmt: skip
-        exit_code = _server().ask(request)
+        exit_code = _server(*modules).ask(request)
         said = ["", ""] if out else [Path(file).read_text(errors="replace") for file in files]
     return Finished(exit_code, *said)
 
 
 @functools.cache
-def _server() -> "_Server":
-    server = _Server()
+def _server(*modules: str) -> "_Server":
+    server = _Server(*modules)
     atexit.register(server.close)
     return server
 
@@ -73,10 +75,10 @@ def _server() -> "_Server":
 class _Server:
     """The server, which starts with the first request."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         paths = [str(REPO / "src"), str(REPO / "tests"), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__],
+            [sys.executable, "-P", __file__, *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )  # fmt: skip
@@ -103,7 +105,7 @@ def serve() -> None:
     """Answer requests until nobody asks any more."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    for module in MODULES:
+    for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

@@ -6,15 +6,17 @@ import subprocess
 import sys
 
 import pytest
+from forked_workers import run
 from live import SHORT, run_in
-from support import DIVERGES, PATIENCE_S, Finished, environment, last_wins
+from support import DIVERGES, PATIENCE_S, REPO, Finished, environment, last_wins
 
 from eke import cli
 
 WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
                  "batch.accumulation=2", "train.steps=5000")  # fmt: skip
 
-FIT = (sys.executable, "-m", "eke", "fit", "--config-dir", "mine")
+FIT = ("fit", "--config-dir", "mine")
+FORKING = (sys.executable, str(REPO / "tests" / "forked_workers.py"))
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def fit(tmp_path):
     """`eke fit ...` in a folder of its own, with options of its own."""
     (tmp_path / "mine").mkdir()
 
-    return lambda *arguments: run_in(tmp_path, [*FIT, *arguments])
+    return lambda *arguments: run(tmp_path, *FIT, *arguments)
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def fit_here(tmp_path, monkeypatch, capsys):
 
     def run(*arguments: str) -> Finished:
         try:
-            code = cli.main(["fit", "--config-dir", "mine", *arguments])
+            code = cli.main([*FIT, *arguments])
         except SystemExit as ended:  # argparse's
             code = ended.code
         said = capsys.readouterr()
@@ -50,10 +52,10 @@ def values_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) -> None:
+def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_forked, tmp_path) -> None:
     typed = (*WORK, "--budget-trials", "3", "--name", "found", "--objective", "memory")
     with subprocess.Popen(
-        [*FIT, *typed], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+        [*FORKING, *FIT, *typed], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     ) as live:  # fmt: skip
         assert live.stdout is not None
@@ -86,7 +88,7 @@ def test_fit_tries_confirms_and_resumes_after_ctrl_c(fit, train_py, tmp_path) ->
     assert again.code == 0, again.text
     assert again.err.count("answered from its record") == len(values["trials"])
 
-    plan = train_py("-v", "--config-dir", "mine", "experiment=found", "plan_only=true")
+    plan = train_forked("-v", "--config-dir", "mine", "experiment=found", "plan_only=true")
     assert plan.code == 0, plan.text
     for text in values["best"]:
         key, _, value = text.partition("=")

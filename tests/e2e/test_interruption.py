@@ -64,7 +64,7 @@ def ask_twice(live, folder) -> None:
     assert record_of(folder)["outcome"] == "cancelled"
 
 
-def test_interrupted_run_resumes_the_same_curve(start, train_py, tmp_path, train_ranks) -> None:
+def test_interrupted_run_resumes_the_same_curve(start, train_forked, tmp_path, train_ranks) -> None:
     def going(steps: int = 15):
         live = start(*LONG)
         live.wait_for_more(steps)
@@ -73,7 +73,7 @@ def test_interrupted_run_resumes_the_same_curve(start, train_py, tmp_path, train
 
     live, folder = going(30)
     os.kill(live.worker_pid(), signal.SIGSTOP)
-    second = train_py(*LONG)
+    second = train_forked(*LONG)
     assert second.code == 16, second.text
     assert "is in use" in second.text
     kill_worker(live, folder)
@@ -91,7 +91,7 @@ def test_interrupted_run_resumes_the_same_curve(start, train_py, tmp_path, train
     newest, older = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
     weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    done = train_py(*LONG)
+    done = train_forked(*LONG)
     assert done.code == 0, done.text
     assert f"skipping checkpoint {newest.name}" in done.text
     assert f"({older.name})" in done.text

@@ -76,7 +76,7 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
-def test_sweep_skips_larger_runs_after_oom(train_py, tmp_path) -> None:
+def test_sweep_skips_larger_runs_after_oom(train_forked, tmp_path) -> None:
     """Real memory running out in a sweep: in one run of it, not two."""
     sizes = ("batch.per_device=256,512", "data.num_samples=512", "train.steps=2")
     sweep = last_wins(*TOO_LARGE, *sizes)
@@ -100,7 +100,7 @@ def test_sweep_skips_larger_runs_after_oom(train_py, tmp_path) -> None:
     assert memory["predicted"]["expected"] > 6 * GIB, "it was foreseen, but for the limit"
     assert memory["advice"], "and what would need less is said"
 
-    again = train_py(*last_wins(*sweep, "batch.per_device=256"))
+    again = train_forked(*last_wins(*sweep, "batch.per_device=256"))
     assert again.code == 1
     assert "(recorded " in again.out, "out of memory is final"
     assert "rerun=true" in again.out
@@ -108,7 +108,7 @@ def test_sweep_skips_larger_runs_after_oom(train_py, tmp_path) -> None:
     assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1
 
 
-def test_failed_write_keeps_earlier_rows(start, train_py, tmp_path, train_ranks) -> None:
+def test_failed_write_keeps_earlier_rows(start, train_forked, tmp_path, train_ranks) -> None:
     live = start(*last_wins(*SMALL, "train.steps=100000"))
     live.wait_for_step(10)
     (folder,) = run_folders(tmp_path)
@@ -125,7 +125,7 @@ def test_failed_write_keeps_earlier_rows(start, train_py, tmp_path, train_ranks)
     first = curve(folder)
     metrics_that_cannot_be_written(tmp_path, folder)
     second = curve(folder)
-    assert train_py(*SMALL).code == 0
+    assert train_forked(*SMALL).code == 0
     assert record_of(folder)["outcome"] == "ok"
     assert record_of(folder)["attempt"] == 2
     found = curve(folder)
@@ -163,7 +163,7 @@ def metrics_that_cannot_be_written(tmp: Path, folder: Path) -> None:
     assert checkpoints(folder) == [f"step-{newest - 50:08d}", f"step-{newest:08d}"]
 
 
-def test_unwritable_record_is_reported(train_py, tmp_path) -> None:
+def test_unwritable_record_is_reported(train_forked, tmp_path) -> None:
     few = last_wins(*SMALL, "train.steps=3")
     # More than plan.json and three rows of metrics need, less than the record.
     done = train_within(resource.RLIMIT_FSIZE, 9_000, tmp_path, *few)
@@ -173,7 +173,7 @@ def test_unwritable_record_is_reported(train_py, tmp_path) -> None:
     assert "Traceback" not in done.text
     assert f"runs/{folder.name} cannot be written: File too large" in " ".join(done.err.split())
     assert not (folder / "record.json").exists()
-    assert train_py(*few).code == 0
+    assert train_forked(*few).code == 0
     assert record_of(folder)["outcome"] == "ok"
     assert (folder / "record.json").stat().st_size > 9_000
 

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 from memory_truth import COMMON, MODELS, Case, Outcome, cases, measured_apart, plan_of, step_peak
+from support import last_wins
 
 from eke.estimate.memory.components import Method
 from eke.estimate.memory.predict_memory import forecast
@@ -62,19 +63,21 @@ LLAMA_32 = LLAMA.replace("bf16", "fp32")
 BERT = "model=tiny_bert task=masked_lm model.vocab_size=320 batch.per_device=6 precision=bf16"
 T5 = "model=tiny_t5 task=seq2seq_lm model.vocab_size=320 data.seq_len=160 batch.per_device=6"
 REGIONAL = "compile=inductor compile.regional=true"
+ONE_LAYER = "model.num_hidden_layers=1"
 COMPILED = {
-    "llama": f"{LLAMA} compile=inductor",
+    "llama": f"{LLAMA} {ONE_LAYER} compile=inductor",
     "lora": f"{LLAMA} {REGIONAL} peft=lora",
     "masked bert": f"{BERT} {REGIONAL} data.seq_len=150 data.pad_to_multiple_of=16",
     "whole again": f"{LLAMA_32} compile=inductor memory=checkpointing",
-    "t5 again": f"{T5} precision=bf16 {REGIONAL} memory=checkpointing",
+    "t5 again": f"{T5} {ONE_LAYER} precision=bf16 {REGIONAL} memory=checkpointing",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
 def test_compiled_model_peak_is_predicted(words) -> None:
-    case = Case("", (*words.split(), *COMMON, "data.num_samples=48", "model.num_hidden_layers=2"))
+    typed = ("model.num_hidden_layers=2", *words.split(), *COMMON, "data.num_samples=48")
+    case = Case("", last_wins(*typed))
     answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert (answer.traced.method, answer.traced.is_exact) == (Method.trace, True)

@@ -14,12 +14,12 @@ LEARN = (
     "data.num_samples=4000",
     "data.num_eval_samples=32",
     "batch.per_device=8",
-    "train.steps=300",
-    "train.log_every=300",
+    "train.steps=150",
+    "train.log_every=150",
     "train.checkpoint_every=null",
     "train.save_final=false",
 )
-"""300 steps of 512 bytes of the standard library's source."""
+"""150 steps of 512 bytes of the standard library's source."""
 
 MORE = {
     "schedule_free": ("schedule=constant",),

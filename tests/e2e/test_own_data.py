@@ -55,11 +55,11 @@ def test_padding_does_not_change_any_task(task, curve_of, tmp_path_factory) -> N
 
 
 @pytest.mark.slow
-def test_record_describes_the_data(train_py, tmp_path) -> None:
+def test_record_describes_the_data(train_forked, tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": 5}])
     typed = (*SHORT, "model=tiny_bert", "task=sequence_classification", "data=jsonl",
              f"data.path={file}", "data.max_bad_frac=0.1")  # fmt: skip
-    done = train_py(*typed)
+    done = train_forked(*typed)
     assert done.code == 0, done.text
     shown = " ".join(done.err.split())
     assert "1 bad, 0 empty (excluded)" in shown
@@ -72,5 +72,5 @@ def test_record_describes_the_data(train_py, tmp_path) -> None:
     assert json.loads((folder / "plan.json").read_text())["store"]
     saved = json.loads((folder / "model" / "config.json").read_text())
     assert saved["id2label"] == {"0": "ham", "1": "spam"}
-    again = train_py(*typed)
+    again = train_forked(*typed)
     assert "(recorded " in again.out

@@ -26,7 +26,7 @@ from eke.common.errors import ConfigError, Problem
 from eke.plan.record import metrics
 from eke.training.distributed.build_operators import build_folder
 
-COUNT = int(os.environ.get("EKE_RANDOM", "100"))
+COUNT = int(os.environ.get("EKE_RANDOM", "60"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
 """By default one with little of inductor, which compiles for half a minute, in its first 300."""
 PARTS = 2

@@ -41,30 +41,30 @@ def test_run_writes_a_correct_record(train_py, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_changed_software_reruns_and_changed_presentation_does_not(
-    start, train_py, tmp_path
+    start, train_forked, tmp_path
 ) -> None:
     unread = start(*SHORT)
     unread.process.stdout.close()  # as behind `| head`: it ends well all the same
     assert unread.process.wait(PATIENCE_S) == 0
     (folder,) = run_folders(tmp_path)
-    other = train_py(*last_wins(*SHORT, "train.log_every=1", "tracker=wandb"))
+    other = train_forked(*last_wins(*SHORT, "train.log_every=1", "tracker=wandb"))
     assert other.code == 0
     assert "rerun=true" in other.out, "the same command is answered from the record"
     assert len(run_folders(tmp_path)) == len(attempts(folder)) == 1
-    beside = train_py(*SHORT, "rerun=true")
+    beside = train_forked(*SHORT, "rerun=true")
     assert beside.code == 0, beside.text
     assert {f.name for f in run_folders(tmp_path)} == {folder.name, f"{folder.name}-2"}
 
 
 @pytest.mark.slow
-def test_divergence_is_recorded_as_outcome(train_py, tmp_path) -> None:
+def test_divergence_is_recorded_as_outcome(train_forked, tmp_path) -> None:
     command = (*SHORT, *DIVERGES, "train.log_every=1")
-    done = train_py(*command)
+    done = train_forked(*command)
     assert done.code == 1, done.text
     record = record_of(run_folders(tmp_path)[0])
     assert record["outcome"] == "diverged"
     assert "Traceback" not in done.text
-    again = train_py(*command)
+    again = train_forked(*command)
     assert again.code == 1
     assert "rerun=true" in again.out, "diverged is final"
 

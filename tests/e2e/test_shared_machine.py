@@ -168,19 +168,19 @@ def test_python_m_eke_imports_no_file_of_the_current_folder(command, traps, tmp_
     assert not (tmp_path / "executed").exists(), done.stdout + done.stderr
 
 
-def test_shared_cpu_invalidates_speed_measurements(start, train_py, tmp_path) -> None:
+def test_shared_cpu_invalidates_speed_measurements(start, train_forked, tmp_path) -> None:
     """The first run begins alone and ends alone: it must learn of the second all the same."""
     first = start(*last_wins(*SHORT, "train.steps=100000", "seed=0"))
     first.wait_for_step(3)
-    assert train_py(*SHORT, "seed=1", "plan_only=true").code == 0
-    failing = train_py(*last_wins(*SHORT, "seed=1", "data=jsonl", "data.path=missing.jsonl"))
+    assert train_forked(*SHORT, "seed=1", "plan_only=true").code == 0
+    failing = train_forked(*last_wins(*SHORT, "seed=1", "data=jsonl", "data.path=missing.jsonl"))
     assert failing.code == 2, "this one and the plan never train"
-    second = train_py(*last_wins(*SHORT, "train.steps=30", "seed=1"))
+    second = train_forked(*last_wins(*SHORT, "train.steps=30", "seed=1"))
     assert second.code == 0, second.text
     first.wait_for_step(first.last_step() + 50)
     os.kill(first.worker_pid(), signal.SIGKILL)  # its rows say it, since it cannot
     first.finish()
-    alone = train_py(*last_wins(*SHORT, "train.steps=30", "seed=2"))
+    alone = train_forked(*last_wins(*SHORT, "train.steps=30", "seed=2"))
     assert alone.code == 0, alone.text
     shared = {
         record["config"]["seed"]: record["shared_device"]

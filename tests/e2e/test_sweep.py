@@ -25,8 +25,8 @@ def sweep_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_rejected_and_failing_runs_do_not_stop_a_sweep(train_py, tmp_path) -> None:
-    done = train_py("-m", *SWEEP)
+def test_rejected_and_failing_runs_do_not_stop_a_sweep(train_forked, tmp_path) -> None:
+    done = train_forked("-m", *SWEEP)
     assert done.code == 1, done.text
     assert "the loss is" in done.out
     assert "train.log" in done.out
@@ -37,7 +37,7 @@ def test_rejected_and_failing_runs_do_not_stop_a_sweep(train_py, tmp_path) -> No
     assert {(c["row"], c["round"]) for c in cells} == {("", 0)}
     runs = single_runs(tmp_path)
     assert len(runs) == 2
-    again = train_py("-m", *SWEEP)
+    again = train_forked("-m", *SWEEP)
     assert again.code == 1
     assert again.err.count("answered from its record") == 2
     assert [len(attempts(run)) for run in runs] == [1, 1]
@@ -104,7 +104,7 @@ AUTO = (
 
 @pytest.mark.slow
 def test_auto_repeats_resume_after_a_kill(start, tmp_path) -> None:
-    live = start("-m", *last_wins(*AUTO))
+    live = start("-m", *last_wins(*AUTO), forked=True)
     wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) > 8, MANY_RUNS_S)
     live.process.kill()
     live.finish()
@@ -112,7 +112,7 @@ def test_auto_repeats_resume_after_a_kill(start, tmp_path) -> None:
     before = sweep_of(tmp_path)["repeats"]
     assert before["rounds"] == 2
     ended = [run for run in single_runs(tmp_path) if record_of(run)["outcome"] == "ok"]
-    live = start("-m", *last_wins(*AUTO))
+    live = start("-m", *last_wins(*AUTO), forked=True)
     out = live.finish(MANY_RUNS_S)
     assert live.process.returncode == 0, out
     found = sweep_of(tmp_path)["repeats"]
@@ -137,8 +137,8 @@ def replayed(sweep, rounds: int) -> dict[tuple[str, ...], tuple[str, float | Non
 
 
 @pytest.mark.slow
-def test_runs_sharing_a_cpu_are_concurrent_and_not_timed(train_py, tmp_path) -> None:
-    done = train_py("-m", *last_wins(*SHORT, "seed=0,1", "launcher.cpu_slots=2"))
+def test_runs_sharing_a_cpu_are_concurrent_and_not_timed(train_forked, tmp_path) -> None:
+    done = train_forked("-m", *last_wins(*SHORT, "seed=0,1", "launcher.cpu_slots=2"))
     assert done.code == 0, done.text
     records = [record_of(folder) for folder in single_runs(tmp_path)]
     assert [record["shared_device"] for record in records] == [True, True]
@@ -211,12 +211,12 @@ def test_strict_sweep_with_a_rejected_run_starts_no_run(train_main, tmp_path) ->
 
 
 @pytest.mark.slow
-def test_sweepers_and_launchers_of_hydra_work(train_py, tmp_path) -> None:
+def test_sweepers_and_launchers_of_hydra_work(train_forked, tmp_path) -> None:
     typed = ["-m", "hydra/sweeper=basic", "hydra/launcher=basic", *SHORT]
-    done = train_py(*typed, "seed=1,2")
+    done = train_forked(*typed, "seed=1,2")
     assert done.code == 0, done.text
     assert [record_of(f)["outcome"] for f in run_folders(tmp_path)] == ["ok", "ok"]
-    failed = train_py(*typed, "precision=tf32,fp32")
+    failed = train_forked(*typed, "precision=tf32,fp32")
     assert failed.code == 2, "a rule refuses the first"
     assert "Traceback" not in failed.text
 

@@ -28,10 +28,10 @@ def losses(folder) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.slow
-def test_run_writes_a_correct_record_with_16_bit_formats(train_py, tmp_path) -> None:
+def test_run_writes_a_correct_record_with_16_bit_formats(train_forked, tmp_path) -> None:
     """Trainer itself runs fp16 on a CPU as float32 without a word (transformers 5.23)."""
     more = ("trainer.extra.neftune_noise_alpha=5", "precision=fp16", "tracker=wandb")
-    done = train_py(*last_wins(*TRAINER, *more))
+    done = train_forked(*last_wins(*TRAINER, *more))
     assert done.code == 0, done.text
     assert "engine=trainer" in done.err
     (folder,) = run_folders(tmp_path)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from equivalence_cases import CASES, RAGGED
+from equivalence_cases import CASES, ONE_SHAPE, RAGGED
 from equivalence_compare import curve, largest_difference
 from support import TINY, last_wins
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -85,7 +85,7 @@ CUT_BOUNDS = {"bf16": 10 * 2**-9, "fp16": 10 * 2**-11}
     ids=["bert", "llama"],
 )
 def test_four_micro_batches_equal_one(case, precision, curve_of) -> None:
-    base = (*case, *TINY, *RAGGED, f"precision={precision}", ONCE, "train.steps=24")
+    base = (*case, *TINY, *RAGGED, f"precision={precision}", ONCE)
     whole, cut = curve_of(*base, *WHOLE), curve_of(*base, *CUT)
     differences = [abs(a[0] - b[0]) / a[0] for a, b in zip(whole, cut, strict=True)]
     assert max(differences) < CUT_BOUNDS[precision]
@@ -103,8 +103,7 @@ TECHNIQUES = {
     "moe, schedule-free": ("model=tiny_moe", "optimizer=schedule_free", "schedule=constant"),
     "muon, float32 evaluation": ("optimizer=muon", "precision.evaluation=float32"),
     "frozen, selective": ("model.freeze=[embed_tokens,layers.0]", "memory=checkpointing_selective"),
-    "regional": ("compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1",
-                 "data.lengths=fixed", "data.min_len=null"),
+    "regional": ("compile=aot_eager", "compile.regional=true", *ONE_SHAPE),
     **{name: case for name, case in CASES.items() if "classification" not in name},
 }  # fmt: skip
 QUICK = ("causal_lm-llama", "fp16", "lora", "untied")
@@ -117,7 +116,7 @@ QUICK = ("causal_lm-llama", "fp16", "lora", "untied")
 def test_curves_stay_near_autocasts(name, baseline_of) -> None:
     if name == "fp8":
         pytest.importorskip("torchao", reason="an extra")
-    typed = (*CUT, "train.steps=24", "precision=bf16", *TECHNIQUES[name])
+    typed = (*CUT, "precision=bf16", *TECHNIQUES[name])
     base = last_wins(*LLAMA, *TINY, *RAGGED, *typed)
     cast, copied = baseline_of(*base), baseline_of(*base, ONCE)
     differences = [abs(a[0] - b[0]) / a[0] for a, b in zip(cast, copied, strict=True)]

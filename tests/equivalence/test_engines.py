@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from equivalence_cases import CASES, RAGGED
+from equivalence_cases import CASES, ONE_SHAPE, RAGGED
 from equivalence_compare import Curve, largest_difference
 from stock_trainer import stock_curve
 from support import REPO, TINY, environment
@@ -49,8 +49,7 @@ TECHNIQUES = {
     "adafactor, grouped by loader processes": ("optimizer=adafactor", "optimizer.lr=1e-3",
                                                "data.length_grouping=true", "dataloader=workers"),
     "padding-free": ("data.packing=padding_free",),
-    "aot_eager": ("compile=aot_eager", "model.num_hidden_layers=1", "data.lengths=fixed",
-                  "data.min_len=null"),
+    "aot_eager": ("compile=aot_eager", *ONE_SHAPE),
 }  # fmt: skip
 
 

@@ -118,7 +118,8 @@ def refused(typed: tuple[str, ...], make_plan) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [
-    ("kernels=sparse_prediction",), ("peft=lora",), ("compile=eager",), ("engine=trainer",),
+    ("kernels=sparse_prediction",), ("peft=lora",), ("compile=eager", "data.pad_to_multiple_of=32"),
+    ("engine=trainer",),
     ("batch.per_device=2", "batch.accumulation=2"),
 ], ids=lambda more: more[0])  # fmt: skip
 def test_capped_logits_agree_with_techniques(more, checkpoint, curve_of, baseline_of) -> None:
