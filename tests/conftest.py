@@ -55,6 +55,11 @@ def unwrapped_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put SLURM's tests first: they take turns, so in one worker they keep no other one waiting."""
+    items.sort(key=lambda item: item.path.parent.name != "slurm")
+
+
 def pytest_collection_finish() -> None:
     """Let no collection of garbage look again at a million objects that stay to the end."""
     gc.collect()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,21 @@ def run_in(
 class Live:
     """A `python train.py` that is still running."""
 
-    def __init__(self, tmp: Path, arguments: tuple[str, ...], *, forked: bool = False) -> None:
-        """With forked workers (forked_workers.py), or as users have it."""
+    def __init__(
+        self,
+        tmp: Path,
+        arguments: tuple[str, ...],
+        *,
+        forked: bool = False,
+        within: Callable[[list[str]], list[str]] = list,
+    ) -> None:
+        """With forked workers (forked_workers.py), or as users have it; `within`: its prefix."""
         script = ["tests/forked_workers.py", "train"] if forked else ["train.py"]
         self.tmp = tmp
         self._read: dict[Path, tuple[int, int]] = {}
         self.before = self.last_step()
         self.process = subprocess.Popen(
-            [sys.executable, str(REPO / script[0]), *script[1:], *arguments],
+            within([sys.executable, str(REPO / script[0]), *script[1:], *arguments]),
             cwd=tmp,
             env=environment(tmp),
             stdin=subprocess.DEVNULL,

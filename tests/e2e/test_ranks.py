@@ -5,11 +5,21 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from listening import on_a_machine_called, open_to_others
 from live import Live, attempts, record_of, rows_of, run_folders, run_in
-from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
+from support import (
+    PATIENCE_S,
+    REPO,
+    TINY,
+    Finished,
+    environment,
+    last_wins,
+    started_by_torchrun,
+)
 from trained_ranks import train_in_ranks
 
 LONG = last_wins(
@@ -66,8 +76,8 @@ def going(tmp_path):
     """Starts a run of two ranks, or goes on with it; it comes back some steps later."""
     started = []
 
-    def go(*command: str) -> tuple[Live, Path]:
-        live = Live(tmp_path, command)
+    def go(*command: str, **options) -> tuple[Live, Path]:
+        live = Live(tmp_path, command, **options)
         started.append(live)
         live.wait_for_more(25)
         (folder,) = run_folders(tmp_path)
@@ -139,11 +149,16 @@ WAYS = {
 def test_two_ranks_resume_the_same_curve_after_any_end(
     strategy, going, tmp_path, train_ranks
 ) -> None:
-    """Dropout differs between ranks, so each rank's random state must come back, too."""
+    """Dropout differs between ranks, so each rank's random state must come back, too.
+
+    No process of the first attempt listens to the network.
+    """
     more = ("model.dropout=0.1", "train.log_every=1", f"distributed={strategy}")
     case = last_wins(*LONG, *more, "schedule=constant", "schedule.warmup_steps=1")
-    for end in WAYS[strategy]:
-        live, folder = going(*case)
+    elsewhere = partial(on_a_machine_called, "elsewhere", tmp_path / "hosts")
+    for number, end in enumerate(WAYS[strategy]):
+        live, folder = going(*case, within=list if number else elsewhere)
+        assert number or not open_to_others(live.process.pid)
         end(live, folder)
         wait_until_gone(folder)
     rows = [row for row in rows_of(folder) if "train/loss" in row]
@@ -229,19 +244,25 @@ def test_torchrun_trains_the_same_run(tmp_path, make_plan, rank_server) -> None:
     assert "(recorded " in launched(tmp_path / TORCHRUN[0], TORCHRUN, *SHORT).out
 
 
-@pytest.mark.slow
-def test_launcher_with_wrong_process_count_is_rejected(tmp_path) -> None:
-    one = [o for o in SHORT if not o.startswith("distributed")]
-    done = launched(tmp_path, TORCHRUN, *one)
-    assert done.code != 0
-    assert done.err.count("-> distributed=ddp distributed.num_processes=2") == 1
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (tuple(o for o in SHORT if not o.startswith("distributed")),
+         "-> distributed=ddp distributed.num_processes=2"),
+        (("-m", *SHORT), "A sweep starts its own"),
+    ],
+    ids=["wrong process count", "sweep"],
+)  # fmt: skip
+def test_launcher_is_rejected_once(typed, said, train_main, monkeypatch, tmp_path) -> None:
+    told = ""
+    for rank in (0, 1):
+        for name, value in started_by_torchrun(rank, 2).items():
+            monkeypatch.setenv(name, value)
+        done = train_main(*typed)
+        assert done.code != 0
+        told += done.err
+    assert told.count(said) == 1
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_sweep_under_torchrun_is_rejected(tmp_path) -> None:
-    done = launched(tmp_path, TORCHRUN, "-m", *SHORT)
-    assert done.err.count("A sweep starts its own") == 1
 
 
 @pytest.mark.slow
