@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import python_server
-from rank_server import MODULES, differ_by_chance
+from rank_server import differ_by_chance, load
 from support import Finished, environment
 
 from eke.common.files import open_file
 from eke.common.plugins import TRAINING_WORKER
 from eke.launch.processes import worker_process
-from eke.training.loop.environment import quiet_imports
 
 START = worker_process.start_process
 CODE = "from forked_workers import main; sys.exit(main(sys.argv[1:]))"
@@ -29,10 +28,10 @@ CODE = "from forked_workers import main; sys.exit(main(sys.argv[1:]))"
 
 def run(folder: Path, *arguments: str) -> Finished:
     """`eke ARGUMENTS` to its end, typed in a folder by a user without settings."""
-    modules = ("forked_workers", *python_server.MODULES, *MODULES)
     return python_server.run(
-        0, CODE, *arguments, cwd=folder, environment=environment(folder), modules=modules
-    )
+        0, CODE, *arguments, cwd=folder, environment=environment(folder),
+        modules=("rank_server:load", "forked_workers", *python_server.MODULES),
+    )  # fmt: skip
 
 
 class Forked:
@@ -124,7 +123,5 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder: no worker has it
-    quiet_imports()
-    for name in MODULES:
-        importlib.import_module(name)
+    load()
     sys.exit(main(sys.argv[1:]))

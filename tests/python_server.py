@@ -52,7 +52,8 @@ def run(
         cwd: Where it runs.
         environment: Its variables, and no others.
         out: A file or terminal for both streams; without it, both are returned.
-        modules: Imported before. Each choice has a server, which starts with the first request.
+        modules: Imported before; of `module:function`, the function is called, too. Each choice
+            has a server, which starts with the first request.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [out or f"{folder}/out", out or f"{folder}/err"]
@@ -105,8 +106,11 @@ def serve() -> None:
     """Answer requests until nobody asks any more."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
+    for name in sys.argv[1:]:
+        module, _, function = name.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
     gc.collect()
     gc.freeze()
     for line in sys.stdin:

@@ -24,6 +24,7 @@ from eke.common.paths import AGENT, LOCAL_RANK, RANK, WORLD_SIZE, RunPaths
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET, quiet_imports
 from eke.training.loop.stop import end_with_parent
+from eke.training.model import import_transformers
 
 MODULES = (
     "accelerate",
@@ -128,13 +129,19 @@ def serve(parent: int) -> None:
     end_with_parent(signal.SIGKILL, str(parent))
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    quiet_imports()  # as the worker does before its own
-    for module in MODULES:
-        importlib.import_module(module)
+    load()
     for line in sys.stdin:
         codes = run_ranks(json.loads(line))
         replies.write(json.dumps(codes) + "\n")
         replies.flush()
+
+
+def load() -> None:
+    """Import what every rank needs, as a worker does: without what transformers would add."""
+    quiet_imports()
+    import_transformers()
+    for module in MODULES:
+        importlib.import_module(module)
 
 
 def run_ranks(request: Mapping[str, Any]) -> list[int]:
