@@ -7,6 +7,9 @@ from live import record_of, run_folders
 from prepared import BERT, GPT, T5, save_bpe, write_jsonl
 from support import TINY
 
+from eke.data.preparation.rows import prepare_store
+from eke.data.sources import request
+
 SHORT = (*TINY, "hardware=cpu", "train.steps=6", "batch.per_device=4", "data.seq_len=24",
          "train.log_every=1", "model.vocab_size=512")  # fmt: skip
 
@@ -31,7 +34,9 @@ TASKS = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
+    """Rows are prepared in this process; a process of its own takes seconds to start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(request, "_prepare", prepare_store)
 
 
 @pytest.mark.slow
