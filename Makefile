@@ -156,11 +156,11 @@ WORDS := docs=8 docs.phrases=4 help=8 help.phrases=4 docstrings=10 docstrings.ph
   verb_docstrings=65 clause_docstrings=2
 COMMITS := commits=3 commits.phrases=2 commit_long=5 commit_two_things=2
 check-words: $(STAMP)
-	$(BIN)/python tools/words.py --fail-over $(WORDS)
-	$(BIN)/python tools/wording.py --fail-over 12
 	@if git cat-file -e $(SINCE) 2>/dev/null; then \
-	  $(BIN)/python tools/words.py --since $(SINCE) --fail-over $(COMMITS); \
-	else echo "commits: not checked, $(SINCE) is not in this clone"; fi
+	  $(BIN)/python tools/words.py --since $(SINCE) --fail-over $(WORDS) $(COMMITS); \
+	else echo "commits: not checked, $(SINCE) is not in this clone"; \
+	  $(BIN)/python tools/words.py --fail-over $(WORDS); fi
+	$(BIN)/python tools/wording.py --fail-over 12
 	tools/commit-msg --since $(SINCE)
 
 # Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
