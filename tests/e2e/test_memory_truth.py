@@ -68,7 +68,7 @@ COMPILED = {
     "llama": f"{LLAMA} {ONE_LAYER} compile=inductor",
     "lora": f"{LLAMA} {REGIONAL} peft=lora",
     "masked bert": f"{BERT} {REGIONAL} data.seq_len=150 data.pad_to_multiple_of=16",
-    "whole again": f"{LLAMA_32} compile=inductor memory=checkpointing",
+    "whole again": f"{LLAMA_32} {ONE_LAYER} compile=inductor memory=checkpointing",
     "t5 again": f"{T5} {ONE_LAYER} precision=bf16 {REGIONAL} memory=checkpointing",
 }
 
