@@ -165,7 +165,8 @@ class Devices:
     def _lease(self, slot: DeviceSlot, suits: _SlotFilter | None) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
-            self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"
+            if (holder := holder_of(slot.lease)) != f"process {os.getpid()}":  # not its own runs
+                self.why = f"{slot.name} is leased by {holder}"
             return None
         if not self.shared and (why := self.busy(slot.device)):
             self.why = f"{slot.name} is {why}"
