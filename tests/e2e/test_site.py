@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow  # the site is built, and a browser starts
 FIRST = {
     "24 GB": ("what-to-type",),
     "7B rtx4090": ("what-to-type",),
+    "hardware=rtx4090": ("what-to-type",),
+    "24gb": ("what-to-type",),
     "out of memory": ("troubleshooting", "how-to/"),
     "axolotl": ("coming-from",),
     "default": ("how-to/", "tutorial/", "what-to-type", "coming-from", "troubleshooting"),

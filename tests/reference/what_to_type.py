@@ -174,8 +174,8 @@ def _measured(found: Found, gpu: str, results: Path) -> str:
 def section(gpu: str, results: Path) -> Iterator[str]:
     """The heading and the table of one GPU."""
     name, size = GPUS[gpu]
-    yield f"## {name} ({size} GB)\n"
-    yield f"`hardware={gpu}` plans for it on a machine without this GPU.\n"
+    yield f"## {name} ({size} GB): `hardware={gpu}`\n"  # both are searched
+    yield f"On a machine without this GPU, `eke plan model=MODEL hardware={gpu}` plans for it.\n"
     yield "| model | trains | command | memory, GiB | tokens/s | 2,048 tokens |"
     yield "| --- " * 6 + "|"
     yield from (row(model, weights, gpu, results) for model, weights, _ in MODELS)
