@@ -274,7 +274,7 @@ def plan_text(
     time, advice = forecast_time(plan), None
     shows_advice = is_verbose() or found.verdict is Verdict.does_not_fit
     if why or (shows_advice and not is_quiet() and not as_json_text):
-        advice = _composed_advice(plan, trace)
+        advice = _composed_advice(plan, found, trace)
     if as_json_text:
         content = plan_to_plain(plan) | {"memory": as_json(found)} | time_as_json(time)
         if why:
@@ -312,17 +312,16 @@ def remark_rows(plan: Plan, to: TextIO | None = None) -> list[tuple[str, str]]:
     return rows + [(paint("warning", "yellow", to), warning) for warning in plan.warnings]
 
 
-def _composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
-    """Return the advice whose overrides compose with the plan's own."""
+def _composed_advice(plan: Plan, now: Forecast, trace: bool = False) -> list[Advice]:
+    """Return the advice that needs less memory and composes with the plan's own overrides."""
     found = [each for each in advise(plan) if _composes(plan.overrides, each.overrides)]
-    if not trace:
-        return found
     seen = [
-        replace(each, forecast=traced_forecast(each.plan)) if needs_trace(each.forecast) else each
+        replace(each, forecast=traced_forecast(each.plan))
+        if trace and needs_trace(each.forecast) else each
         for each in found
-    ]
-    kept = (each for each in seen if each.forecast.verdict in ROOM)
-    return sorted(kept, key=lambda advice: advice.rank)
+    ]  # fmt: skip
+    least = (each for each in seen if each.forecast.peak.expected < now.peak.expected)
+    return sorted((a for a in least if a.forecast.verdict in ROOM), key=lambda a: a.rank)
 
 
 def open_forecasts(
