@@ -256,13 +256,11 @@ def render_plan(plan: Plan) -> str:
         if option not in ("none", "loop") and group not in ("hardware", "sweep", "distributed")
     )
     values = align([row[:2] for row in rows], right=[1])
-    pairs = list(zip(values, (reason for *_, reason in rows), strict=True))
     if max(map(len, values)) + 4 + _MIN_REASON <= width():
-        lines = fields(pairs, width(), 2)
+        lines = fields(list(zip(values, (row[2] for row in rows), strict=True)), width(), 2)
     else:
-        lines = []
-        for value, reason in pairs:
-            lines += [f"  {value}", *(wrap(reason, width(), " " * 6) if reason else [])]
+        below = (pair for *row, reason in rows for pair in (tuple(row), ("", reason)))
+        lines = fields([pair for pair in below if any(pair)], width(), 2)
     return "\n".join([f"plan {plan.run_id}", *wrap(chosen, width(), "  "), "", *lines])
 
 
