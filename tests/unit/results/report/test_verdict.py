@@ -137,6 +137,13 @@ SETS = {
         r"adafactor is fastest of those with 3 repeats: 1\.3\dx(.|\n)*"
         r"Too few repeats to compare: lion \(2\); the same command measures 1 run, about [\d.]+ s",
     ),
+    "11 a speed missing": (
+        [replace(run, shared=True) if run.repeat == 2 and run.choices.get("optimizer") == "lion"
+         else run for run in rows(base=PLAIN, optimizer_adafactor=(131.0, 75, 2.0),
+                                  optimizer_lion=(50, 90, 2.0))],
+        [("best", SPEED, "adafactor", 1.31), ("missing", SPEED, "lion", 0.5)],
+        r"(.|\n)*lion \(2\); sweep\.repeats=4 and the same command measures 3 runs, about [\d.]+ s",
+    ),
     "12 several groups": (
         [*rows(base=PLAIN, precision_bf16=(131.0, 62, 2.0)),
          Run({**OTHER, "precision": "fp32"}, speed=900.0)],

@@ -147,7 +147,8 @@ class _Words:
         return f"{start}; open: {_first_of(texts)}"
 
     def _missing(self) -> str:
-        named = _first_of(f"{_name(row)} ({len(row.variant.records)})" for row in self.claim.rows)
+        measured = ((_name(row), row.variant.sample(self.key)) for row in self.claim.rows)
+        named = _first_of(f"{name} ({len(sample)})" for name, sample in measured)
         waiting = sum(row.variant.outcomes.get(NOT_RUN, 0) for row in self.claim.rows)
         advice = f"the same command measures {self._cost(waiting)}" if waiting else self._advice()
         return f"Too few repeats to compare: {named}; {advice}"
@@ -309,15 +310,18 @@ class _Words:
 
     def _advice(self, keys: str = "") -> str:
         """Return how to measure missing repeats. Single runs and `eke fit` need a new command."""
-        repeats = ([repeat for repeat, _ in row.variant.by_repeat()] for row in self.rows)
-        counts = (len({seed for seed, _ in each}) if keys else len(each) for each in repeats)
-        lacking = sum(max(0, MIN_REPEATS - count) for count in counts if count)
-        keys = f"sweep.repeats={MIN_REPEATS}{keys}"
+        ran = [[repeat for repeat, _ in row.variant.by_repeat()] for row in self.rows]
+        counts = [len({seed for seed, _ in each}) if keys else len(each) for each in ran]
+        held = zip(counts, (len(row.variant.sample(self.key)) for row in self.rows), strict=True)
+        # Runs on shared devices have no speed, and the same repeats would return their records.
+        most = MIN_REPEATS + max([0, *(n - have for n, have in held if have and not keys)])
+        lacking = sum(max(0, most - count) for count in counts if count)
+        keys = f"sweep.repeats={most}{keys}"
         if any("sweep.repeats=auto" in command for command in self.comparison.commands):
             return "the same command continues the sweep"
         if any(command[0] != "fit" for command in self.comparison.commands):
             return f"{keys} and the same command measures {self._cost(lacking)}"
-        return f"{program()} -m with {keys} runs each {MIN_REPEATS} times"
+        return f"{program()} -m with {keys} runs each {most} times"
 
     def _cost(self, runs: int) -> str:
         """Return a number of runs with their time, by finished runs."""
