@@ -12,7 +12,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import json_safe, open_trusted_dir, write_atomic
 from eke.common.paths import short_path, user_path
-from eke.common.screen import is_quiet
+from eke.common.screen import is_quiet, width, wrap
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
 from eke.plan.record.find_folder import find_folder
@@ -136,11 +136,13 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         # The problem is passing: another user's folder, or an archive.
         why = f"the report cannot be written: {error.strerror or error}"
         fix = Fix(remark="--output FOLDER   (or --formats none)")
-        where = str(folder)
-        raise ConfigError(Problem("--output", where, why, fix, "not_writable", True)) from error
+        raise ConfigError(
+            Problem("--output", str(folder), why, fix, "not_writable", True)
+        ) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
-        _told(options).write(f"written to {folder}: {names}\n")
+        told = "\n".join(wrap(f"written to {short_path(folder)}: {names}", width()))
+        _told(options).write(f"{told}\n")
     _write_report(found, options, folder)
     return EXIT_OK
 
