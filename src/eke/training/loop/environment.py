@@ -34,9 +34,10 @@ NOISY_LOGGERS = (
 
 
 def quiet_imports() -> None:
-    """Limit loggers to errors. Call it before importing torch, which imports other packages."""
+    """Show only errors of other libraries. Call it before importing torch, which imports some."""
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
     be_verbose()
 
 
@@ -46,7 +47,6 @@ def quiet_libraries(plan: Plan) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_imports()
     quiet_transformers()
-    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def quiet_transformers() -> None:
