@@ -157,8 +157,8 @@ def _summary(config: Config, store: Store) -> str:
     lines = [f"tokens of a row: {low} to {high}, median {np.median(lengths):g}"]
     sizes = np.bincount((lengths - low) // step).tolist()
     for first, size in zip(range(low, high + 1, step), sizes, strict=True):
-        bar = "#" * round(40 * size / max(sizes))
-        lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
+        last, bar = f"to {first + step - 1}" * (step > 1), "#" * round(40 * size / max(sizes))
+        lines.append(f"  {first:>7} {last:<10} {size:>9}  {bar}".rstrip())
     if config.targets.is_generated:
         first = int(config.targets.is_causal)  # the first token is not predicted
         trained = found.num_trained or total - int(np.maximum(store.array("cuts"), first).sum())

@@ -101,12 +101,14 @@ def _print_result(paths: RunPaths, lines: list[str], as_json: bool) -> None:
 def _start_lines(plan: Plan, note: str) -> list[str]:
     """Return run, device, cost, remarks and the next command. With `-v`, also every setting."""
     device, config, steps = plan.device, plan.config, plan.steps
-    found, (num_samples, _) = known_forecast(plan), length_of_run(plan)
+    found, (num_samples, length) = known_forecast(plan), length_of_run(plan)
     count = plan.batch.world_size * plan.batch.devices
     memory = f", {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
-    data = f"{plan.choices['data']}, {num_samples} of {steps.num_train_samples} samples"
     if config.data.is_stream:
-        data = f"{plan.choices['data']}, {num_samples} samples of a stream"
+        length = f"{num_samples} samples of a stream"
+    elif num_samples <= steps.num_train_samples:
+        length = f"{num_samples} of {steps.num_train_samples} samples"
+    data = f"{plan.choices['data']}, {length}"
     options = [plan.choices[group] for group in ("precision", "attention") if group in plan.choices]
     shown = ("compile", "distributed", "engine", "kernels", "memory", "offload", "peft")
     chosen = {group: plan.choices.get(group, "none") for group in shown}
