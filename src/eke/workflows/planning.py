@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -270,11 +270,14 @@ def plan_text(
     plan: Plan, *, as_json_text: bool = False, why: bool = False, trace: bool = False
 ) -> str:
     """Return a plan with its forecasts as text or JSON. Arguments as in `workflows.main`."""
-    found = traced_forecast(plan) if trace else known_forecast(plan)
     time, advice = forecast_time(plan), None
-    shows_advice = is_verbose() or found.verdict is Verdict.does_not_fit
-    if why or (shows_advice and not is_quiet() and not as_json_text):
-        advice = _composed_advice(plan, found, trace)
+    with closing(PlanningLine()) as line:
+        if trace:
+            line.begin("tracing two training steps, to forecast their memory")
+        found = traced_forecast(plan) if trace else known_forecast(plan)
+        shows_advice = is_verbose() or found.verdict is Verdict.does_not_fit
+        if why or (shows_advice and not is_quiet() and not as_json_text):
+            advice = _composed_advice(plan, found, trace)
     if as_json_text:
         content = plan_to_plain(plan) | {"memory": as_json(found)} | time_as_json(time)
         if why:

@@ -275,6 +275,12 @@ class PlanningLine:
         """Return a reporter of a number and the total: `composed 3 of 8 runs`."""
         return lambda count, total: self._show(f"{done} {count} of {format_number(total, what)}")
 
+    def begin(self, text: str) -> None:
+        """Show at once, on a terminal, what takes seconds and cannot be counted."""
+        if self._stream.isatty():
+            self._due = self._clock()
+            self._show(text)
+
     def close(self) -> None:
         """Erase the line on a terminal."""
         if self._written and self._stream.isatty():

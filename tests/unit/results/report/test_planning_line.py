@@ -33,6 +33,14 @@ def test_short_planning_prints_no_progress():
     assert counted(io.StringIO(), 0.5, 1.0) == ""
 
 
+def test_wait_is_named_in_a_terminal_only():
+    for stream, told in ((Terminal(), "\rtracing\r       \r"), (io.StringIO(), "")):
+        line = PlanningLine(stream)
+        line.begin("tracing")
+        line.close()
+        assert stream.getvalue() == told
+
+
 def test_progress_line_is_erased_in_a_terminal():
     found = counted(Terminal(), 3.0, 3.1)
     assert found.startswith("\rchecked 1 of 2 sets\r ")
