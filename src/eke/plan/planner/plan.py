@@ -259,7 +259,7 @@ def render_plan(plan: Plan) -> str:
     if max(map(len, values)) + 4 + _MIN_REASON <= width():
         lines = fields(list(zip(values, (row[2] for row in rows), strict=True)), width(), 2)
     else:
-        below = (pair for *row, reason in rows for pair in (tuple(row), ("", reason)))
+        below = (each for key, value, why in rows for each in ((key, value), ("", why)))
         lines = fields([pair for pair in below if any(pair)], width(), 2)
     return "\n".join([f"plan {plan.run_id}", *wrap(chosen, width(), "  "), "", *lines])
 
