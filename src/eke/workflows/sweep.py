@@ -269,7 +269,7 @@ def run_planned_sweep(
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
         print_once(f"not submitted: {missing} ({why}). Repeat the command to submit them")
-    print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
+    print_once(f"the runs continue: eke status {folder}\nto stop them: eke cancel {folder}")
     if auto:
         print_once("repeat the command after this round to submit the next one")
     # A job script that requeues on this code repeats the command, which submits the rest.
