@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         submission = submission_file.read_submission(file)
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
         if not task.isdecimal() or int(task) >= len(submission.runs):
-            return _log_and_exit(f"{file}: no element {task}", EXIT_USER)
+            return _log(f"{file}: no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
         mine = current_cluster_task()
@@ -74,11 +74,11 @@ def main(arguments: list[str]) -> int:
         with closing(Coordinator(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
-        return _log_and_exit(f"{error}. This job leaves the run unchanged", error.exit_code)
+        return _log(f"{error}. This job leaves the run unchanged", error.exit_code)
     except EkeError as error:
-        return _log_and_exit(str(error), error.exit_code)
+        return _log(str(error), error.exit_code)
     except OSError as error:
-        return _log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
+        return _log(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
 def _run_follower_node(paths: RunPaths, task: SlurmTask) -> int:
@@ -117,7 +117,9 @@ def watch_run(
         record = _one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
-        _log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
+        cause = f": {record.failure.message}" if record.failure else ""
+        steps = format_number(record.steps_done, "step")
+        _log(f"{paths.folder}: {record.outcome} after {steps}{cause}")
         # A run that made progress may have met a passing fault. A signal is a request to stop.
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
@@ -132,7 +134,7 @@ def watch_run(
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         submission_file.write_ticket(paths, ticket)
         if why := ticket.spent(submission.max_restarts):
-            return _log_and_exit(why, EXIT_RESUMABLE)
+            return _log(why, EXIT_RESUMABLE)
         return submission_file.REQUEUE_CODE
 
 
@@ -220,13 +222,10 @@ def _note_misplaced(
         return record
 
 
-def _log(text: str) -> None:
+def _log(text: str, code: int = EXIT_OK) -> int:
+    """Write a line into the job's log and return the exit code."""
     sys.stderr.write(time.strftime("%F %T ") + text + "\n")
     sys.stderr.flush()
-
-
-def _log_and_exit(text: str, code: int) -> int:
-    _log(text)
     return code
 
 

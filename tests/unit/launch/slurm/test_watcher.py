@@ -191,7 +191,7 @@ def test_retry_budget_is_per_submission(attempts, watch, paths) -> None:
     assert watch() == REQUEUE_CODE
 
 
-def test_wrong_node_is_recorded(attempts, watch, paths, monkeypatch) -> None:
+def test_wrong_node_is_recorded(attempts, watch, paths, monkeypatch, capsys) -> None:
     def refuse(plan):
         raise EkeError("planned for X, and this node has Y")
 
@@ -204,6 +204,7 @@ def test_wrong_node_is_recorded(attempts, watch, paths, monkeypatch) -> None:
         "crashed",
         "planned for X, and this node has Y",
     )
+    assert "this node has Y" in capsys.readouterr().err, "the job's output has the reason, too"
     assert record.attempt == 2, "the newest, or whoever waits for the run would not believe it"
     assert attempts.started == 0
     with lock_run_folder(paths):
