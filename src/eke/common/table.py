@@ -50,11 +50,16 @@ def render_table(columns: Sequence[Column], width: int) -> list[str]:
 
 
 def _cell(text: str, right: bool, size: int) -> str:
-    if (over := _length(text) - size) > 0:  # the end of a path or an override tells more
+    words, cut = text.split(" "), text
+    while _length(cut) > size and len(words) > 1:
+        del words[half := len(words) // 2]
+        cut = " ".join([*words[:half], "…", *words[half:]])
+    if _length(cut) > size:  # the end of a path or an override tells more
+        over = _length(text) - size
         keep = max(0, (len(text) - over - 1) // 2)
-        text = f"{text[:keep]}…{text[keep + over + 1 :]}"
-    space = " " * (size - _length(text))
-    return " " * _GAP + (space + text if right else text + space)
+        cut = f"{text[:keep]}…{text[keep + over + 1 :]}"
+    space = " " * (size - _length(cut))
+    return " " * _GAP + (space + cut if right else cut + space)
 
 
 def _plain(text: str) -> str:
