@@ -144,6 +144,15 @@ def test_steps_of_different_clocks_are_not_compared(tmp_path):
     assert not any("2.00x" in line for line in verdict_lines(found))
 
 
+def test_machines_of_one_device_are_told_by_their_software(tmp_path):
+    another = {**MACHINE, "torch": "2.14.0", "peft": "0.21"}
+    runs = [Run({"precision": "fp32"}, machine=m) for m in (MACHINE, another)]
+    notes = compared(tmp_path, runs).notes
+    assert any("torch: A 2.13.0, B 2.14.0" in note for note in notes)
+    assert any("peft: A without, B 0.21" in note for note in notes)
+    assert not any("device_count" in note for note in notes), "equal facts are not listed"
+
+
 # --- losses ---------------------------------------------------------------------------------------
 
 

@@ -434,10 +434,12 @@ def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:
     if len(machines) > 1:
         names = ", ".join(f"{m.letter} ({m.facts.get('device', '?')})" for m in machines)
         notes.append(f"runs of {len(machines)} kinds of machines, compared separately: {names}")
-    if len({m.facts[CLOCK] for m in machines}) > 1:
-        clocks = ", ".join(f"{m.letter} {m.facts[CLOCK]}" for m in machines)
-        why = "the former one did not count the time between two steps; run the older runs again"
-        notes.append(f"clocks of the steps: {clocks}: {why}")
+    for key in dict.fromkeys(key for machine in machines for key in machine.facts):
+        values = {m.letter: m.facts.get(key, "without") for m in machines}
+        if key not in ("device", "eke_source") and len({*values.values()}) > 1:
+            shown = ", ".join(f"{letter} {value}" for letter, value in values.items())
+            why = "; former: without the time between steps. Run older runs again" * (key == CLOCK)
+            notes.append(f"machines differ in {key}: {shown}{why}")
     for machine in machines:
         if len(machine.sources) > 1:
             count = format_number(len(machine.sources), "version")
@@ -445,8 +447,7 @@ def _notes(gathered: LoadedRecords, machines: Sequence[Machine]) -> list[str]:
         if len(machine.hosts) > 1:
             notes.append(f"machine {machine.letter}: {len(machine.hosts)} hosts of one kind")
     if shared := sum(bool(e.record and e.record.shared_device) for e in gathered.entries):
-        runs = format_number(shared, "run")
-        notes.append(f"{runs} shared a device with others: their speeds are ignored")
+        notes.append(f"{format_number(shared, 'run')} shared a device: their speeds are ignored")
     return notes
 
 
