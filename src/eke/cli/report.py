@@ -33,7 +33,7 @@ def _write_report(found: Comparison, options: argparse.Namespace, folder: Path) 
     place = find_project(found, options.project, options.entity)
     write_atomic(folder / _FILE, dump(specification(found, place)), shared=bool(options.output))
     hint = "" if options.publish else " (--publish saves it at W&B)"
-    _told(options).write(f"written to {folder}: {_FILE}{hint}\n")
+    _told(options).write(f"written to {short_path(folder)}: {_FILE}{hint}\n")
     if not options.publish:
         return
     url, is_new, missing = publish(found, place, folder / _PUBLISHED_FILE)
@@ -124,25 +124,25 @@ def _formats(text: str) -> tuple[str, ...]:
 
 def _write(found: Comparison, options: argparse.Namespace) -> int:
     folder = user_path(options.output) if options.output else find_folder(options.folders[0])
-    asked = [*options.formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open_trusted_dir(folder):  # `runs` may be a link of this user
             folder = folder.resolve()
-        for name in asked:
+        for name in options.formats:
             text = _render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         # The problem is passing: another user's folder, or an archive.
         why = f"the report cannot be written: {error.strerror or error}"
         fix = Fix(remark="--output FOLDER   (or --formats none)")
-        raise ConfigError(
-            Problem("--output", str(folder), why, fix, "not_writable", True)
-        ) from error
+        problem = Problem("--output", str(folder), why, fix, "not_writable", True)
+        raise ConfigError(problem) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
-        told = "\n".join(wrap(f"written to {short_path(folder)}: {names}", width()))
-        _told(options).write(f"{told}\n")
+        told = "
+".join(wrap(f"written to {short_path(folder)}: {names}", width()))
+        _told(options).write(f"{told}
+")
     _write_report(found, options, folder)
     return EXIT_OK
 

@@ -325,7 +325,7 @@ def _log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        write_line(f"==> {_log_of(each.paths)} ({each.state})")
+        write_line(f"==> {short_path(_log_of(each.paths))} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:

@@ -101,7 +101,7 @@ def test_logs_shows_failed_runs_of_several(make_run, runs, capsys) -> None:
     make_run("3", "oom")
     assert cli.main(["logs", str(runs)]) == 0
     out = capsys.readouterr().out
-    assert f"==> {runs}/2/train.log (crashed)\nTraceback\n" in out
+    assert "==> runs/2/train.log (crashed)\nTraceback\n" in out
     assert "==> " in out.split("Traceback")[1]
     assert "(no log yet)" in out
     assert "fine" not in out
@@ -151,9 +151,9 @@ def test_follow_includes_runs_that_start_later(make_run, monkeypatch, capsys) ->
     assert cli.main(["logs", "-f", "runs"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "first",
-        f"==> {made[1].log} (ok)",
+        "==> runs/2/train.log (ok)",
         "second",
-        f"==> {made[2].log} (running)",
+        "==> runs/3/train.log (running)",
         "third",
     ]
 
