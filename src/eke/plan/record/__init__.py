@@ -19,7 +19,7 @@ import cattrs
 
 from eke.common.errors import EkeError, Fix, Problem
 from eke.common.files import append_line, read_json, read_text, terminate_last_line, write_json
-from eke.common.paths import RunPaths
+from eke.common.paths import RunPaths, program
 from eke.common.text import closest_path, first_line
 
 EXIT_OK = 0
@@ -340,7 +340,7 @@ def no_runs(
 ) -> Problem:
     """Return the problem of folders without runs; `notes` are about unreadable runs.
 
-    The fix is `eke COMMAND` with a similar folder that has runs, or with the folder `usual`.
+    The fix is `eke COMMAND` with a similar folder that has runs, or with `usual`, else a first run.
     """
     why, meant = "contains no readable run or sweep", None
     if not any(folder.exists() for folder in folders):
@@ -348,6 +348,8 @@ def no_runs(
         near = closest_path(folders[0]) if len(folders) == 1 else None
         meant = near if near is not None and _leads_to_runs(near) else None
     fix = Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}")
+    if not meant and [*folders] == [Path(usual)]:
+        fix = Fix(remark=f"{program()}   (or change to the folder that contains {usual})")
     return Problem("DIR", ", ".join(map(str, folders)), "; ".join([why, *notes]), fix, "no_runs")
 
 

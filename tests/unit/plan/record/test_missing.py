@@ -1,5 +1,7 @@
 """What is said of folders that lead to no run."""
 
+from pathlib import Path
+
 import pytest
 
 from eke.plan.record import no_runs
@@ -22,6 +24,12 @@ def test_missing_runs_are_answered_with_a_command(typed, why, fix, tmp_path) -> 
     problem = no_runs([tmp_path / typed], "sync")
     assert problem.why.startswith(why)
     assert (problem.key, str(problem.fix)) == ("DIR", fix.format(tmp_path))
+
+
+def test_command_that_failed_is_not_its_own_fix(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "eke status" not in str(no_runs([Path("runs")], "status").fix)
+    assert str(no_runs([Path("run")], "status").fix) == "eke status runs"
 
 
 def test_several_folders_give_one_problem(tmp_path) -> None:
