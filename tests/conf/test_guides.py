@@ -12,8 +12,10 @@ from runpy import run_path
 import pytest
 import yaml
 from support import REPO
+from unit.results.report.made import Run, compared
 
 from eke.cli import main
+from eke.results.report.show.file_formats import as_plain
 
 AGENTS, SKILL = REPO / "AGENTS.md", REPO / "skills" / "eke" / "SKILL.md"
 TROUBLE = REPO / "docs" / "troubleshooting.md"
@@ -55,10 +57,22 @@ def test_problems_of_agents_page_have_its_keys(capsys) -> None:
     assert printed["overrides"] == expected["overrides"]
 
 
+def test_claims_of_agents_page_have_its_keys(tmp_path) -> None:
+    runs = [
+        Run({"precision": precision}, speed=speed, repeat=repeat)
+        for repeat in range(3)
+        for precision, speed in (("fp32", 10), ("bf16", 20))
+    ]
+    claim = as_plain(compared(tmp_path, runs))["claims"][0]
+    named = re.search(r"has `claims`: (.*?)\. A value", AGENTS.read_text(), re.S)
+    assert named
+    assert set(re.findall(r"`(\w+)`", named[1])) <= {*claim, *claim["rows"][0]}
+
+
 @pytest.mark.slow
 def test_commands_of_agents_page_run(tmp_path) -> None:
     commands = _typed(AGENTS)
-    assert len(commands) == 8
+    assert len(commands) == 7
     environment = os.environ | {"PYTHONPATH": str(REPO / "src"), "XDG_CACHE_HOME": str(tmp_path)}
     for command in commands:
         words = [sys.executable, "-m", *shlex.split(command)]
