@@ -137,12 +137,10 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         fix = Fix(remark="--output FOLDER   (or --formats none)")
         problem = Problem("--output", str(folder), why, fix, "not_writable", True)
         raise ConfigError(problem) from error
-    if asked:
-        names = ", ".join(f"report.{name}" for name in asked)
-        told = "
-".join(wrap(f"written to {short_path(folder)}: {names}", width()))
-        _told(options).write(f"{told}
-")
+    if options.formats:
+        names = ", ".join(f"report.{name}" for name in options.formats)
+        told = "\n".join(wrap(f"written to {short_path(folder)}: {names}", width()))
+        _told(options).write(f"{told}\n")
     _write_report(found, options, folder)
     return EXIT_OK
 

@@ -239,13 +239,14 @@ def factor_columns(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) ->
         dict(text.lstrip("+").partition("=")[::2] for text in each if text not in shared)
         for each in overrides
     ]
-    keys = dict.fromkeys(key for run in runs for key in run)
+    keys = list(dict.fromkeys(key for run in runs for key in run))
     factors = {key: [run.get(key, "") for run in runs] for key in keys}
     if any(rows):  # what a row sets is not repeated
         pairs = {key: set(zip(rows, cells, strict=True)) for key, cells in factors.items()}
         factors = {key: cells for key, cells in factors.items() if len(pairs[key]) > len({*rows})}
-    if len(factors) > 5:  # else each has a column
-        texts = [[f"{key}={cells[n]}" for key, cells in factors.items()] for n in range(count)]
+    if len(factors) > 5:  # else each has a column. The keys that tell most runs apart come first
+        keys = sorted(factors, key=lambda key: -len({*factors[key]}))
+        texts = [[f"{key}={factors[key][n]}" for key in keys] for n in range(count)]
         factors = {"configuration": [" ".join(t for t in each if t[-1] != "=") for each in texts]}
     named = {"row": [*rows]} if any(rows) else {}
     return [Column(key, cells) for key, cells in (named | factors).items()]

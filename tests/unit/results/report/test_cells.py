@@ -119,3 +119,9 @@ def test_same_reason_is_shown_once_with_its_fix():
 def test_many_different_failures_are_counted():
     lines = failure_lines([Failed(f"seed={n}", "crashed", f"reason {n}") for n in range(9)])
     assert lines[-1].split() == ["...", "and", "4", "more", "failures"]
+
+
+def test_many_keys_begin_with_those_that_differ_most() -> None:
+    cells = [("a=1", "b=1", "c=1", "d=1", "e=1", f"seed={n}") for n in range(3)]
+    text = columns_of([*cells, ("a=2", "b=2", "c=2", "d=2", "e=2", "seed=3")])["configuration"]
+    assert [each.split()[0] for each in text] == ["seed=0", "seed=1", "seed=2", "seed=3"]
