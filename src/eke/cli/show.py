@@ -10,7 +10,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json
 from eke.common.output import write_line
-from eke.common.paths import RunPaths, user_path
+from eke.common.paths import RunPaths, conf_folder, short_path, user_path
 from eke.common.screen import fields, paint, width, wrap
 from eke.common.text import closest_path
 from eke.config.compose import help_text
@@ -28,9 +28,6 @@ of a run.
   eke show optimizer=muon
   eke show runs/9dfebed7d5fce6b0         or the beginning of an id: eke show 9dfe
 """
-
-_PAGE = "docs/reference/configuration/{}.md"
-"""Page of a section. Keys without a section are on the page `run`."""
 
 _VERDICTS = {
     "impossible": "rejected",
@@ -95,7 +92,8 @@ def _explain(what: str, catalogue: Catalogue) -> dict[str, Any]:
     if "option" in facts:
         named = [rule for rule in named if rule.key in (section, *facts["defaults"])]
     rules = [{"id": rule.id, "key": rule.key, "verdict": rule.verdict.name} for rule in named]
-    return facts | {"rules": rules, "page": _PAGE.format(section or "run")}
+    page = f"docs/reference/configuration/{section or 'run'}.md"  # in a checkout or the package
+    return facts | {"rules": rules, "page": short_path(conf_folder().parent / page)}
 
 
 def _key_text(facts: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """`eke show`: keys, options, groups and runs, at every width."""
 
 import json
+from pathlib import Path
 
 import pytest
 from unit.plan.record.samples import full_record
@@ -34,6 +35,11 @@ def test_facts_of_a_word(what, facts, capsys) -> None:
     found = json.loads(shown(capsys, what, "--json"))
     assert facts.items() <= found.items()
     assert {"rules", "page"} <= set(found)
+
+
+def test_page_is_found_from_another_folder(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(json.loads(shown(capsys, "seed", "--json"))["page"]).is_file()
 
 
 def test_explanation_names_defaults_of_options_and_rules(capsys) -> None:
