@@ -70,6 +70,19 @@ class Fix:
         return f"{shown}   ({self.remark})" if shown and self.remark else shown or self.remark
 
 
+def fix_lines(fix: str, columns: int, stream: TextIO) -> list[str]:
+    """Return overrides, or a command, which is not wrapped, and the remark after them."""
+    typed, gap, remark = fix.partition("   (")
+    is_wrapped = all("=" in word for word in typed.split())
+    shown = wrap(f"-> {typed}", columns, "    ", " " * 7) if is_wrapped else [f"    -> {typed}"]
+    lines = [line.replace(line.lstrip(), paint(line.lstrip(), "green", stream)) for line in shown]
+    if gap and len(shown[-1]) + len(gap) + len(remark) <= columns:
+        lines[-1] += f"{gap}{remark}"
+    elif gap:
+        lines += wrap(f"({remark}", columns, " " * 7)
+    return lines
+
+
 @dataclass(frozen=True)
 class Problem:
     """Problem of a configuration or command, and its fix."""
@@ -115,17 +128,10 @@ class Problem:
         what = " ".join((f"{self.key} = {self.value}" if self.value else self.key).split("\n"))
         lines = [f"  {paint(mask(what), 'red', stream)}"]
         lines += wrap(mask(self.why), columns, " " * 4) if self.why else []
-        fix = mask(str(Fix(*self.fix.words, remark="" if self.fix.words else self.fix.remark)))
-        remark = f"({mask(self.fix.remark)})" if self.fix.words and self.fix.remark else ""
+        fix = mask(str(self.fix))
         if fix and not self.fix.words and not _COMMAND.match(fix):
             return [*lines, *wrap(fix, columns, f"    {paint('->', 'green', stream)} ")]
-        if fix:
-            lines.append(f"    {paint(f'-> {fix}', 'green', stream)}")
-        if remark and len(fix) + len(remark) + 10 <= columns:
-            lines[-1] += f"   {remark}"
-        elif remark:
-            lines += wrap(remark, columns, " " * 7)
-        return lines
+        return lines + fix_lines(fix, columns, stream)
 
     def as_json(self) -> dict[str, object]:
         """Return the problem as plain values."""

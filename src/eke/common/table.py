@@ -1,15 +1,16 @@
-"""Tables that fit the terminal: the least useful columns are removed, then texts are shortened."""
+"""Tables that fit the terminal: the least useful columns are removed, then texts stand below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eke.common.output import printable
+from eke.common.screen import wrap
 
 _GAP = 2
 """Spaces before each column."""
 
 _SHORT = 16
-"""Length to which texts may be shortened before columns are removed."""
+"""Length beyond which a text stands below its row before columns are removed: a choice."""
 
 
 @dataclass(frozen=True)
@@ -19,47 +20,53 @@ class Column:
     title: str
     cells: Sequence[str]
     right: bool = False
-    """True for numbers: aligned to the right and never shortened."""
+    """True for numbers: aligned to the right, always in their column."""
     rank: int = 0
     """Columns with the highest rank are removed first. 0: never."""
 
 
 def render_table(columns: Sequence[Column], width: int) -> list[str]:
-    """Return the header and one line for each row, at most `width` columns wide."""
+    """Return the header and each row, at most `width` columns wide.
+
+    The longest texts stand on further lines of their row where they do not fit. A word that is
+    longer than a line stands alone, unbroken.
+    """
     shown = [
         (column, [_plain(text) for text in (column.title, *column.cells)])
         for column in columns
         if any(column.cells)
     ]
     needs = [max(map(_length, texts)) for _, texts in shown]
-    least = [n if c.right else min(n, _SHORT) for n, (c, _) in zip(needs, shown, strict=True)]
-    while sum(least) + _GAP * len(least) > width:
+    sides = [column.right for column, _ in shown]
+    least = [n + _GAP if right or n <= _SHORT else 0 for n, right in zip(needs, sides, strict=True)]
+    while sum(least) > width:
         rank, at = max(((c.rank, n) for n, (c, _) in enumerate(shown)), default=(0, 0))
         if not rank:
             break
-        del shown[at], needs[at], least[at]
-    texts_only = [n for n, (column, _) in enumerate(shown) if not column.right]
-    while texts_only and sum(needs) + _GAP * len(needs) > width:
-        longest = max(texts_only, key=lambda n: needs[n])
-        if needs[longest] <= 3:  # a letter, an ellipsis and a letter
-            break
-        needs[longest] -= 1
-    rows = zip(*(texts for _, texts in shown), strict=True)
-    sides = [column.right for column, _ in shown]
-    return ["".join(map(_cell, row, sides, needs)).rstrip() for row in rows]
+        del shown[at], needs[at], least[at], sides[at]
+    kept, texts = list(range(len(shown))), [n for n, right in enumerate(sides) if not right]
+    texts.sort(key=lambda n: needs[n])
+    while texts and sum(needs[n] + _GAP for n in kept) > width:
+        kept.remove(texts.pop())
+    below, lines = [n for n in range(len(shown)) if n not in kept], list[str]()
+    for number, cells in enumerate(zip(*(cells for _, cells in shown), strict=True)):
+        parts = [_cell(cells[n], sides[n], needs[n]) for n in kept]
+        named = [_named(shown[n][1][0], cells[n]) for n in below if number and cells[n]]
+        more = wrap("  ".join(named), width, " " * 2 * _GAP) if named else []
+        lines.append("\n".join(["".join(parts).rstrip(), *more]))
+    return lines
+
+
+def _named(title: str, text: str) -> str:
+    """Return a text with its title, as an override if it is a value."""
+    if "=" in text:
+        return text
+    return f"{title}: {text}" if " " in text else f"{title}={text}"
 
 
 def _cell(text: str, right: bool, size: int) -> str:
-    words, cut = text.split(" "), text
-    while _length(cut) > size and len(words) > 1:
-        del words[half := len(words) // 2]
-        cut = " ".join([*words[:half], "…", *words[half:]])
-    if _length(cut) > size:  # the end of a path or an override tells more
-        over = _length(text) - size
-        keep = max(0, (len(text) - over - 1) // 2)
-        cut = f"{text[:keep]}…{text[keep + over + 1 :]}"
-    space = " " * (size - _length(cut))
-    return " " * _GAP + (space + cut if right else cut + space)
+    space = " " * (size - _length(text))
+    return " " * _GAP + (space + text if right else text + space)
 
 
 def _plain(text: str) -> str:

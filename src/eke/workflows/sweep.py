@@ -17,13 +17,22 @@ from eke.common.output import write_line
 from eke.common.paths import short_path
 from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.process_env import is_first, leave_tracked_run
-from eke.common.screen import is_quiet, is_verbose, paint, width, wrap
-from eke.common.text import align, format_bytes, format_number, format_seconds
+from eke.common.screen import is_quiet, is_verbose, paint, table_width, width, wrap
+from eke.common.table import Column, render_table
+from eke.common.text import format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import memoize_file_reads
-from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
+from eke.estimate.memory import (
+    Forecast,
+    Method,
+    Verdict,
+    as_json,
+    known_forecast,
+    stop_tracing,
+    sweep_verdict,
+)
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
@@ -43,7 +52,13 @@ from eke.launch.processes.sweep import (
 from eke.launch.processes.sweep_scheduler import Rerun, SweepState, rerun_reasons, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
-from eke.results.report.summary import PlanningLine, describe_factors, label_cells, shared_overrides
+from eke.results.report.summary import (
+    PlanningLine,
+    describe_factors,
+    factor_columns,
+    label_cells,
+    shared_overrides,
+)
 from eke.results.report.sweep_result import (
     Failed,
     SweepCellResult,
@@ -92,7 +107,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
-        return print_once(json.dumps(_plain_plan(cells, jobs, launcher, settings), indent=2))
+        return print_once(json.dumps(_plain_plan(cells, plans, jobs, launcher, settings), indent=2))
     shown = cells[: len(first_round.cells)]
     num_same = sum(number < len(shown) for number in duplicates)
     unused = launcher.unused(arguments.overrides)
@@ -100,18 +115,22 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     said = {text for plan in plans if plan for text in plan.warnings}
     warnings = [*first_round.warnings, *unused]
     warnings += sorted(text for text in said if text.startswith(f"{SIZE}="))
+    if planning:
+        print_once("\n".join(_verdict_lines(cells, plans)))
     head = f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}"
     _show_head(head, shown, warnings, sys.stdout if planning else sys.stderr)
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
+    if planning and is_quiet():
+        return EXIT_OK
     if planning:
-        _show_plan(cells, labels, jobs, launcher, settings)
+        _show_plan(cells, labels, plans, jobs, launcher, settings)
         if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
     _check_strict(shown, first_round)
     if is_verbose() and not as_json:
-        _show_plan(cells, labels, jobs, launcher, settings)
+        _show_plan(cells, labels, plans, jobs, launcher, settings)
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
@@ -124,10 +143,10 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     )
 
 
-def _forecasts(jobs: Sequence[Job]) -> dict[int, tuple[Forecast, StepTime | Unknown]]:
-    """Return cell number -> forecasts of memory and step time of its run."""
-    found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
-    return {number: each for job, each in found for number in job.cells}
+def _forecasts(plans: Sequence[Plan | None]) -> dict[int, tuple[Forecast, StepTime | Unknown]]:
+    """Return cell number -> forecasts of memory and step time of its run, each on its device."""
+    numbered = ((number, plan) for number, plan in enumerate(plans) if plan)
+    return {number: (known_forecast(plan), forecast_time(plan)) for number, plan in numbered}
 
 
 def _bytes_at_risk(plan: Plan) -> int | None:
@@ -151,10 +170,14 @@ def _find_places(
 
 
 def _plain_plan(
-    cells: Sequence[SweepRun], jobs: Sequence[Job], launcher: Launcher, settings: Sweep
+    cells: Sequence[SweepRun],
+    plans: Sequence[Plan | None],
+    jobs: Sequence[Job],
+    launcher: Launcher,
+    settings: Sweep,
 ) -> list[dict[str, Any]]:
     """Return each cell with its forecasts, record and numbers of repeats, as JSON values."""
-    forecasts = _forecasts(jobs)
+    forecasts = _forecasts(plans)
     places, errors = _find_places(jobs, launcher)
     known = {n: {"unreadable": str(error)} for job, error in errors for n in job.cells}
     for job, place in places:
@@ -174,33 +197,54 @@ def _plain_plan(
     return plain
 
 
+_WORDS = {Outcome.refused.name: "rejected"}
+"""Stored outcome -> word in a forecast."""
+
+_NUMBERS = ("memory", "step", "samples/s")
+
+
+def _verdict_lines(cells: Sequence[SweepRun], plans: Sequence[Plan | None]) -> list[str]:
+    pairs = list(zip(cells, plans, strict=True))
+    rejected = Counter(_WORDS.get(c.outcome, c.outcome) for c, plan in pairs if plan is None)
+    return sweep_verdict([(plan, known_forecast(plan)) for _, plan in pairs if plan], rejected)
+
+
 def _show_plan(
     cells: Sequence[SweepRun],
     labels: Sequence[str],
+    plans: Sequence[Plan | None],
     jobs: Sequence[Job],
     launcher: Launcher,
     settings: Sweep,
 ) -> None:
     """Print the forecasts of all runs. With `sweep.repeats=auto`, only of the first round."""
-    found, rows = _forecasts(jobs), []
-    for number, (cell, label) in enumerate(zip(cells, labels, strict=True)):
-        if number not in found:
-            rows.append((cell.outcome, "", "", "", label))
+    found, rows, failed = _forecasts(plans), [], []
+    for number, (cell, label, plan) in enumerate(zip(cells, labels, plans, strict=True)):
+        if plan is None:
+            rows.append((_WORDS.get(cell.outcome, cell.outcome), "", "", ""))
+            failed.append(Failed(label, rows[-1][0], cell.reason))
             continue
         memory, time = found[number]
         step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
-        peak = format_bytes(memory.peak.expected)
-        rows.append((memory.verdict.value, peak, step, speed_cell(time), label))
-    lines = align([("verdict", "memory", "step", "samples/s", "what differs"), *rows])
+        peak, verdict = format_bytes(memory.peak.expected), memory.verdict.value
+        rows.append((verdict, peak, step, speed_cell(time)))
+        about = (text for text in plan.warnings if text.startswith("memory: "))
+        failed += [Failed(label, verdict, text) for text in about]
+    verdicts, *numbers = zip(*rows, strict=True)
+    columns = [
+        Column("verdict", verdicts),
+        *factor_columns([cell.overrides for cell in cells], [cell.row for cell in cells]),
+        *(Column(*each, True, n) for n, each in enumerate(zip(_NUMBERS, numbers, strict=True))),
+    ]
+    lines = render_table(columns, table_width())
+    if failed:
+        lines += ["", *failure_lines(failed)]
     if found:
         traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
         lines += ["", f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]
     if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
-    for cell, label in zip(cells, labels, strict=True):
-        if cell.reason:
-            lines += ["", f"{cell.outcome}: {label}", *wrap(cell.reason, width(), "  ")]
     print_once("\n" + "\n".join(lines))
     _show_finished(jobs, launcher)
     if jobs:  # each counted once
@@ -422,7 +466,7 @@ def describe_sweep(cells: Sequence[SweepRun], num_duplicates: int, expanded: Exp
     """Return the numbers of runs, factors, and rejected, equal and excluded runs, with reasons."""
     outcomes = Counter(cell.outcome for cell in cells)
     numbers = {
-        "refused": outcomes[Outcome.refused.name],
+        "rejected": outcomes[Outcome.refused.name],
         "that cannot start now": outcomes[Outcome.crashed.name],
         "the same as others": num_duplicates,
         **{f"excluded by {clause}": n for clause, n in expanded.excluded.items()},

@@ -79,11 +79,10 @@ def test_no_line_is_wider_than_the_terminal(columns, live, monkeypatch):
         for n in range(4)
     ]  # fmt: skip
     stream = io.StringIO()
-    lines = render_runs(long, live, stream=stream) + progress_lines(long, 5.0, stream)
-    assert max(map(len, lines)) <= columns
-    assert all("0/1000"[1:] in line for line in lines[1:5]), "a number is never cut"
-    assert sum("…" in line for line in lines) >= 4 or columns == 200
-    assert all(f"{n}.jsonl" in lines[n + 1] for n in range(4)) or columns == 40
+    rows = render_runs(long, live, stream=stream) + progress_lines(long, 5.0, stream)
+    lines = "\n".join(rows).splitlines()
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in lines)
+    assert all("40/1000" in row and f"{n}.jsonl" in row for n, row in enumerate(rows[1:5]))
 
 
 def test_rows_are_unbroken_in_a_pipe(monkeypatch):

@@ -48,24 +48,60 @@ def traces(monkeypatch):
 def table_of(text: str) -> list[list[str]]:
     """Cells of the rows, the head first."""
     lines = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
-    return [re.split(r" {2,}", line) for line in lines]
+    return [re.split(r" {2,}", line.strip()) for line in lines]
 
 
 @pytest.mark.slow
 def test_each_run_has_a_memory_and_time_forecast(capsys) -> None:
     assert cli(["plan", "--quick", "-m", *WORK, *ON_GPU, "seed=1,2"]) == 0
     out = capsys.readouterr().out
+    assert out.startswith("2 runs fit, 2 rejected  at most ")
     head, *rows = table_of(out)
-    assert head == ["verdict", "memory", "step", "samples/s", "what differs"]
-    assert [row[0] for row in rows] == ["fits", "fits", "refused", "refused"]
-    for _, memory, step, rate, label in rows[:2]:
+    assert head == ["verdict", "batch.per_device", "seed", "memory", "step", "samples/s"]
+    assert [row[0] for row in rows] == ["fits", "fits", "rejected", "rejected"]
+    for _, size, _, memory, step, rate in rows[:2]:
         assert memory.endswith("iB")
         assert step.endswith("s")
         assert " to " in rate
-        assert label.startswith("batch.per_device=8 ")
-    assert "refused: batch." in out
+        assert size == "8"
+    assert "  rejected  batch.per_device=100000 seed=1 and 1 other\n" in out
     assert "0 traced, 2 by formulas\n" in out
     assert "0 of 2 calibrated" in out
+
+
+SWEEPS = {
+    "one fits": (("batch.per_device=8",), "1 run fits  "),
+    "all fit": (("batch.per_device=4,8",), "2 runs fit  at most "),
+    "mixed": (("batch.per_device=8,100000",), "1 run fits, 1 rejected  "),
+    "all rejected": (("batch.per_device=100000,200000",), "2 runs rejected\n"),
+    "on one device": (
+        ("hardware=t4,h100", "precision=bf16_pure,fp32", "model=llama_1b", "batch.per_device=12"),
+        "2 runs fit, 2 rejected  at most ",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"), [(60, name) for name in SWEEPS] + [(n, "mixed") for n in (80, 120, 200)]
+)
+def test_forecast_of_a_sweep_begins_with_its_verdict(columns, name, capsys, monkeypatch) -> None:
+    typed, first = SWEEPS[name]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command = ["plan", "--quick", "-m", "tracker=none", "hardware=a100_80", *typed]
+    assert cli(command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(first)
+    lines = out.splitlines()
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in lines)
+    assert cli([*command, "-q"]) == 0
+    assert out.startswith(capsys.readouterr().out.rstrip())
+
+
+def test_each_device_of_a_sweep_has_its_own_forecast(capsys) -> None:
+    typed = ["plan", "--quick", "-m", *WORK, "batch.per_device=1000", "hardware=t4,h100"]
+    assert cli([*typed, "--json"]) == 0
+    small, large = (each["memory"]["predicted"] for each in json.loads(capsys.readouterr().out))
+    assert small["capacity"] < large["capacity"]
 
 
 def test_auto_repeats_have_minimum_expected_and_maximum_hours(capsys) -> None:
@@ -89,6 +125,7 @@ def test_cpu_without_runs_has_no_step_time(capsys) -> None:
     _, *rows = table_of(out)
     assert [row[0] for row in rows] == ["fits", "fits"]
     assert "estimates, " not in out
+    assert "samples/s" not in out
     assert ": 2 runs" in out
 
 

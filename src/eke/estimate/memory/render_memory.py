@@ -1,7 +1,8 @@
 """A forecast as text in the terminal's width, for one or all devices, for records and as JSON."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ METHODS = {
 
 
 _STYLES = {Verdict.fits: "bold green", Verdict.does_not_fit: "bold red"}
+_PLURALS = {Verdict.fits.value: "fit", Verdict.does_not_fit.value: "do not fit"}
 
 
 def forecast_lines(plan: Plan, found: Forecast) -> list[str]:
@@ -34,6 +36,33 @@ def forecast_lines(plan: Plan, found: Forecast) -> list[str]:
     first = f"{paint(found.verdict.value, _STYLES.get(found.verdict, 'bold yellow'))}  "
     method = METHODS[found.method]
     return wrap(f"{expected_text(found, method)} {_place(plan, found)}", width(), first, "  ")
+
+
+def sweep_verdict(found: Sequence[tuple[Plan, Forecast]], rejected: Mapping[str, int]) -> list[str]:
+    """Return the runs by verdict, and the run with the largest share of its device's memory.
+
+    Args:
+        found: the runs with a forecast.
+        rejected: word -> number of runs without a forecast.
+    """
+    verdicts = Counter(each.verdict for _, each in found)
+    styles = {each.value: _STYLES.get(each, "bold yellow") for each in Verdict}
+    numbers = {each.value: verdicts[each] for each in Verdict} | rejected
+    texts: list[str] = []
+    for word, number in numbers.items():
+        if number:
+            count = str(number) if texts else format_number(number, "run")
+            text = f"{count} {word if number == 1 else _PLURALS.get(word, word)}"
+            texts.append(paint(text, styles.get(word, "bold red")))
+    first, shares = (
+        ", ".join(texts),
+        [each.peak.expected / (each.capacity or 1) for _, each in found],
+    )
+    if not found:
+        return [first]
+    plan, largest = found[shares.index(max(shares))]
+    most = f"{'at most ' * (len(found) > 1)}{expected_text(largest, METHODS[largest.method])}"
+    return wrap(f"{most} {_place(plan, largest)}", width(), f"{first}  ", "  ")
 
 
 def expected_text(found: Forecast, method: str = "") -> str:

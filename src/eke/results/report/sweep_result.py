@@ -1,10 +1,12 @@
 """Result of a sweep: failures and their fixes, then means over repeats."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from eke.common.errors import fix_lines
 from eke.common.screen import paint, table_width, width, wrap
 from eke.common.table import Column, render_table
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
@@ -38,7 +40,7 @@ def failure_lines(failed: Sequence[Failed]) -> list[str]:
         others = f" and {format_number(len(runs) - 1, 'other')}" if len(runs) > 1 else ""
         lines += wrap(f"{runs[0].name}{others}", width(), f"  {paint(outcome, 'red')}  ", "    ")
         lines += wrap(" ".join(why.split()), width(), "    ")
-        lines += [f"    {paint(f'-> {fix}', 'green')}"] if fix else []
+        lines += fix_lines(fix, width(), sys.stdout)
     rest = sum(map(len, [*alike.values()][most:]))
     return lines + ([f"  ... and {format_number(rest, 'more failure')}"] if rest else [])
 
