@@ -7,7 +7,7 @@ from unit.plan.record.samples import eval_row, step_row
 
 from eke.common.screen import plain, take_flags
 from eke.launch.processes.follow import RunView, Tail, newest_step, open_view
-from eke.plan.record import metrics
+from eke.plan.record import IN_LOG, metrics
 
 
 def append(path, content: bytes) -> None:
@@ -104,9 +104,10 @@ def test_rates_exclude_warm_up(paths, capsys) -> None:
 def test_evaluation_has_its_own_line(paths, capsys) -> None:
     view = RunView(paths, 4, 2)
     metrics.append_rows(paths.metrics, [eval_row(4, 2.0, **{metrics.PERPLEXITY: 7.389})])
-    append(paths.log, b"10:00:00 step 4/4  eval loss 2.0000\n10:00:00 step 4/4  loss 1.0\n")
+    append(paths.log, f"{IN_LOG}10:00:00 step 4/4  loss 1.0\n10:00:00 saved\n".encode())
     view.update()
-    assert capsys.readouterr().err == "eval  step 4  loss 2.0000  perplexity 7.389\n"
+    shown = "10:00:00 saved\neval  step 4  loss 2.0000  perplexity 7.389\n"
+    assert capsys.readouterr().err == shown
 
 
 def test_quiet_run_shows_nothing(paths, capsys) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import re
 import socket
 import sys
 import time
@@ -132,7 +131,7 @@ class RunView:
         if is_quiet():
             return
         for line in log:
-            if not line.startswith(IN_LOG) and not _STEP_LINE.match(line):
+            if not line.startswith(IN_LOG):
                 self._print(line, is_log=True)
         for row in filter(None, map(metrics.parse_row, rows)):
             self._take(row)
@@ -162,10 +161,6 @@ class RunView:
             return write_line("\n".join(lines), sys.stderr)
         indent = text[: len(text) - len(text.lstrip())]
         self.bar.print_above("\n".join(wrap(text, width(sys.stderr), indent, f"{indent}  ")))
-
-
-_STEP_LINE = re.compile(r"\d\d:\d\d:\d\d step \d+/\d+  (eval )?loss ")
-"""Lines of a log about a step or an evaluation, which are shown from the metrics."""
 
 
 class _Progress(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eke.plan.record import Best, metrics
+from eke.plan.record import IN_LOG, Best, metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.step import EvaluationContext, add_evaluation
@@ -114,7 +114,7 @@ def note_evaluation(
         line += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
     names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
     shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
-    _log.info("".join([line, *shown]))
+    _log.info("".join([line, *shown]), extra={"prefix": IN_LOG})  # shown from the metrics
 
 
 def best_so_far(job: TrainingState) -> Best | None:

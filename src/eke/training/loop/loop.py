@@ -8,7 +8,7 @@ from functools import partial
 from typing import NoReturn
 
 from eke.common.text import format_seconds
-from eke.plan.record import metrics
+from eke.plan.record import IN_LOG, metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.evaluation import best_so_far, is_exhausted, measure, note_evaluation
@@ -188,5 +188,6 @@ def _log_step(job: TrainingState, row: metrics.Row) -> None:
     _log.info(
         f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "
         f"{row[metrics.TOKENS] / seconds:.0f} tokens/s  "
-        f"about {format_seconds((total - step) * seconds)} left"
+        f"about {format_seconds((total - step) * seconds)} left",
+        extra={"prefix": IN_LOG},  # shown from the metrics
     )

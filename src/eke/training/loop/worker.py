@@ -133,9 +133,10 @@ def _redirect_output(paths: RunPaths, rank: int) -> None:
 
 
 def _set_up_output() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    form, clock = "%(prefix)s%(asctime)s %(message)s", "%H:%M:%S"
+    handler.setFormatter(logging.Formatter(form, clock, defaults={"prefix": ""}))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     quiet_imports()

@@ -1,15 +1,21 @@
 """Nothing but eke's own words in a log, and no library imported for nothing."""
 
 import logging
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from recipe_plans import planned
 from support import environment
+from terminals import shown
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
+from unit.plan.record.samples import step_row
 
+from eke.plan.record import IN_LOG
+from eke.training.loop import loop, worker
 from eke.training.loop.environment import (
     NOISY_LOGGERS,
     configure_allocator,
@@ -58,6 +64,20 @@ def test_building_and_saving_print_no_output(tmp_path) -> None:
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_lines_about_steps_are_marked_for_the_starting_command() -> None:
+    job = SimpleNamespace(plan=SimpleNamespace(steps=SimpleNamespace(total=4)))
+
+    def log() -> None:
+        logging.root.handlers.clear()  # pytest's, which prevent others
+        worker._set_up_output()
+        loop._log_step(job, step_row(2))
+        logging.getLogger("eke").info("saved")
+
+    step, other = shown(log, [0])[0].splitlines()
+    assert step.startswith(IN_LOG)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d saved", other)
 
 
 def test_errors_are_logged(levels, caplog) -> None:
