@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from words import is_prose, literal_texts
+from word_sources import is_prose, literal_texts
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
