@@ -23,7 +23,7 @@ from eke.common.output import (
 )
 from eke.common.process_env import ensure_home
 from eke.common.python_runtime import relax_gc
-from eke.common.screen import COLOR_CHOICES, row, take_flags, width, wrap
+from eke.common.screen import COLOR_CHOICES, fields, paint, take_flags, width, wrap
 from eke.common.text import suggest_match
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
@@ -137,15 +137,13 @@ def _unknown(command: str, rest: list[str]) -> Problem:
 def _usage() -> str:
     columns = min(width(), 100)
     about = "eke: find, run and compare training recipes that use the available GPUs efficiently"
-    rows = [
-        row(f"  eke {command}", text, 26, columns, "cyan") for command, text in _COMMANDS.items()
-    ]
+    rows = [(paint(f"eke {command}", "cyan"), text) for command, text in _COMMANDS.items()]
     ends = [
         "All take -q (result only), -v (details), --json and --color auto|always|never. "
         "Flags of a command: eke COMMAND --help. Version: eke --version",
         "Overrides and options: eke train --help. One group: eke train --help GROUP",
     ]
-    blocks = [wrap(about, columns), [line for each in rows for line in each]]
+    blocks = [wrap(about, columns), fields(rows, columns, 2, 26)]
     blocks += [wrap(text, columns) for text in ends]
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
@@ -157,12 +155,22 @@ class _Formatter(argparse.HelpFormatter):
         return wrap(" ".join(text.split()), width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines: list[str] = []
-        for paragraph in text.strip("\n").split("\n\n"):
-            kept = any(line.startswith(" ") for line in paragraph.split("\n"))
-            lines += paragraph.split("\n") if kept else wrap(" ".join(paragraph.split()), width)
-            lines.append("")
-        return "\n".join(lines[:-1])
+        return reflow(text, width)
+
+
+def reflow(text: str, columns: int) -> str:
+    """Wrap paragraphs. Lines of an indented one remain, with a text below its name if too long."""
+    lines: list[str] = []
+    for paragraph in text.strip("\n").split("\n\n"):
+        if any(line.startswith(" ") for line in paragraph.split("\n")):
+            for line in paragraph.split("\n"):
+                name, gap, about = line.strip().partition("   ")
+                is_long = gap and len(line) > columns
+                lines += fields([(name, about.strip())], columns, 2) if is_long else [line]
+        else:
+            lines += wrap(" ".join(paragraph.split()), columns)
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 class _Parser(argparse.ArgumentParser):

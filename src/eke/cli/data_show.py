@@ -30,7 +30,8 @@ _Join = Callable[[list[int]], str]
 def main(command: str, arguments: list[str]) -> int:
     """Run the command and return the exit code."""
     parser = make_parser(command, _DESCRIPTION)
-    parser.usage = "eke data show [--rows N] [--ids] [--json] [--config-dir FOLDER] [overrides]"
+    usage = "eke data show [--rows N] [--ids] [--json] [--config-dir FOLDER] [overrides]"
+    parser.usage = "\n".join(wrap(usage, width() - len("usage: "), other=" " * 7))
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
     parser.add_argument("--json", action="store_true", help="print JSON")

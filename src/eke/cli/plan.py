@@ -1,6 +1,8 @@
 """`eke plan`: show all decisions of a configuration and its estimated cost."""
 
 from eke import workflows
+from eke.cli import reflow
+from eke.common.screen import width
 from eke.workflows import print_once
 
 _HELP = """\
@@ -32,7 +34,7 @@ FLAGS = ("--json", "--why", "--quick")
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code."""
     if "--help" in arguments or "-h" in arguments:
-        return print_once(_HELP.rstrip("\n"))
+        return print_once(reflow(_HELP, width()))
     overrides = [each for each in arguments if each not in FLAGS]
     as_json, why, quick = (flag in arguments for flag in FLAGS)
     typed = [*overrides, "plan_only=true"]

@@ -131,7 +131,7 @@ class Problem:
         fix = mask(str(self.fix))
         if fix and not self.fix.words and not _COMMAND.match(fix):
             return [*lines, *wrap(fix, columns, f"    {paint('->', 'green', stream)} ")]
-        return lines + fix_lines(fix, columns, stream)
+        return lines + (fix_lines(fix, columns, stream) if fix else [])
 
     def as_json(self) -> dict[str, object]:
         """Return the problem as plain values."""

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -120,27 +120,29 @@ def wrap(text: str, columns: int, first: str = "", other: str | None = None) -> 
     return [first + lines[0][len(margin) :], *lines[1:]] if lines else [first.rstrip()]
 
 
-def row(name: str, text: str, at: int, columns: int, style: str = "") -> list[str]:
-    """Return a name and a text that begins in column `at`, below a longer name."""
-    shown = paint(name, style) if style else name
-    if not text:
-        return [shown]
-    longest = max(map(len, text.split()), default=0)
-    if len(name) + 2 <= at and at + max(longest, _NARROWEST) <= columns:
-        return wrap(text, columns, shown + " " * (at - len(name)))
-    return [shown, *wrap(text, columns, " " * min(at, columns // 3))]
+def fields(
+    rows: Iterable[tuple[str, str]], columns: int, indent: int = 0, at: int = 0
+) -> list[str]:
+    """Return names, perhaps in colours, with their wrapped texts in column `at`.
 
+    A text stands below a longer name, or where its longest word does not fit in that column.
 
-def fields(rows: Sequence[tuple[str, str]], columns: int, indent: int = 0) -> list[str]:
-    """Return aligned names with their texts, wrapped. Without a name, a text continues a field."""
-    widest = max((len(plain(name)) for name, _ in rows), default=0)
-    margin, lines = " " * indent, list[str]()
+    Args:
+        rows: names and texts. Without a name, a text continues a field.
+        columns: width.
+        indent: spaces before each name.
+        at: column of the texts. 0: two after the longest name.
+    """
+    rows, lines = list(rows), list[str]()
+    at = at or indent + 2 + max((len(plain(name)) for name, _ in rows), default=0)
     for name, text in rows:
-        first = margin + name + " " * (widest + 2 - len(plain(name)))
-        if indent + widest + 2 + len(plain(text.partition(" ")[0])) > columns:
-            lines += [first.rstrip(), *wrap(text, columns, f"{margin}  ")]
+        first = " " * indent + name
+        fits = at + max(_NARROWEST, *map(len, ["", *text.split()])) <= columns
+        below = " " * (at if fits else indent + 2)
+        if text and fits and len(plain(first)) + 2 <= at:
+            lines += wrap(text, columns, first + " " * (at - len(plain(first))), below)
         else:
-            lines += wrap(text, columns, first, " " * (indent + widest + 2))
+            lines += [first.rstrip(), *(wrap(text, columns, below) if text else [])]
     return lines
 
 

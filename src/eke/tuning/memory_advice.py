@@ -234,7 +234,8 @@ def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) 
         lines += [f"{head}, {whose}:"] if group else []
         for name, figure in ((names[n], figures[n]) for n in group):
             is_short = len(name) <= place
-            lines += [] if is_short else [f"  {paint(name, 'green')}"]
+            alone = [] if is_short else wrap(name, width(), "  ", "    ")
+            lines += [line.replace(line.lstrip(), paint(line.lstrip(), "green")) for line in alone]
             beside = paint(name, "green") + " " * (place - len(name)) if is_short else " " * place
             lines.append(f"  {beside}  {figure}")
     reasons = dict.fromkeys(reason for each in advice for reason in each.reasons if sources)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program
-from eke.common.screen import paint, plain, row, width, wrap
+from eke.common.screen import fields, paint, plain, width, wrap
 from eke.common.text import list_closest
 from eke.config.compose.catalogue import (
     GROUPS,
@@ -79,18 +79,16 @@ def help_text(config_dir: Path | None = None, topic: str = "", columns: int | No
 
 def _first_page(catalogue: Catalogue, columns: int) -> list[list[str]]:
     usage = [(each.replace("PROGRAM", program()), about) for each, about in _USAGE]
-    at = max(len(each) for each, _ in usage) + 10
-    lines = [
-        row(f"{'' if number else 'usage:':<6} {each}", about, at, columns)
-        for number, (each, about) in enumerate(usage)
-    ]
+    texts = ((f"{'' if n else 'usage:':<6} {each}", about) for n, (each, about) in enumerate(usage))
+    lines = fields(texts, columns)
     head = wrap("Train Transformers efficiently: choose techniques, compare runs, keep results.",
                 columns)  # fmt: skip
     short = [group for group in catalogue.options if group not in _IN_FULL]
     groups = [_heading("groups (first option: the default)", "more: --help GROUP", columns)]
     for group in catalogue.options:
         if group not in short:
-            groups += row(f"  {group}", _few_options(group, catalogue), 16, columns, "cyan")
+            name = paint(group, "cyan")
+            groups += fields([(name, _few_options(group, catalogue))], columns, 2, 16)
     groups += wrap(" ".join(short), columns, "  also: ")
     keys = [_heading("keys used most", "all: --help all", columns)]
     for found in _rows_of(COMMON_KEYS, catalogue):
@@ -98,7 +96,7 @@ def _first_page(catalogue: Catalogue, columns: int) -> list[list[str]]:
         keys += _key_lines(found.key, about, found.default_words, at, columns)
     return [
         head,
-        [line for each in lines for line in each],
+        lines,
         [paint("examples", "bold"), *(f"  {x}".replace("PROGRAM", program()) for x in _EXAMPLES)],
         groups,
         keys,
@@ -180,10 +178,10 @@ def _section(section: str, catalogue: Catalogue, columns: int) -> list[list[str]
     if options:
         summaries = option_summaries(section, catalogue)
         at = min(max(map(len, options)) + 4, columns // 2)
-        each = [row(f"  {o}", summaries[o], at, columns, "green" if o == default else "")
-                for o in _ordered(section, catalogue)]  # fmt: skip
+        each = [(paint(option, "green") if option == default else option, summaries[option])
+                for option in _ordered(section, catalogue)]  # fmt: skip
         heading = f"options (default: {default})" if default else "options"
-        blocks.append([paint(heading, "bold"), *(line for lines in each for line in lines)])
+        blocks.append([paint(heading, "bold"), *fields(each, columns, 2, at)])
     if not classes and section:
         return blocks
     if rows := key_rows(section, default, catalogue):
@@ -233,7 +231,7 @@ def _table(rows: list[KeyRow], columns: int) -> list[str]:
 
 def _key_lines(key: str, about: str, facts: str, at: int, columns: int) -> list[str]:
     """Return a key, its description, and dim facts: right-aligned if they fit, else below."""
-    lines = row(f"  {key}", about, at, columns, "cyan")
+    lines = fields([(paint(key, "cyan"), about)], columns, 2, at)
     space = columns - len(plain(lines[-1])) - len(facts)
     if space > 1 and len(lines) == 1:
         return [f"{lines[0]}{' ' * space}{paint(facts, 'dim')}"]

@@ -40,7 +40,7 @@ def failure_lines(failed: Sequence[Failed]) -> list[str]:
         others = f" and {format_number(len(runs) - 1, 'other')}" if len(runs) > 1 else ""
         lines += wrap(f"{runs[0].name}{others}", width(), f"  {paint(outcome, 'red')}  ", "    ")
         lines += wrap(" ".join(why.split()), width(), "    ")
-        lines += fix_lines(fix, width(), sys.stdout)
+        lines += fix_lines(fix, width(), sys.stdout) if fix else []
     rest = sum(map(len, [*alike.values()][most:]))
     return lines + ([f"  ... and {format_number(rest, 'more failure')}"] if rest else [])
 
