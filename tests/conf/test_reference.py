@@ -7,9 +7,10 @@ import shlex
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from reference import configuration
 from reference.cards import TECHNIQUES
 from reference.coming_from import coming_from_page
-from reference.configuration import configuration_pages, example
+from reference.configuration import configuration_pages, derived_example, example
 from reference.measured import cell, read_measured
 from reference.measured_page import measured_page
 from reference.published import ROWS
@@ -21,6 +22,7 @@ from reference.what_to_type import (
     ALL,
     CANDIDATES,
     GPUS,
+    MODELS,
     figures_of,
     plan,
     what_to_type_page,
@@ -79,6 +81,15 @@ def test_example_of_a_key_is_valid(key: str) -> None:
         assert KEYS[key].limit.admits(value), typed
 
 
+def test_no_example_is_kept_by_hand_that_the_schema_shows() -> None:
+    """A key of the list exists, and its type or default shows no other value than the default."""
+    for key in configuration._EXAMPLES:
+        shown = derived_example(key, KEYS[key]).partition("=")[2]
+        without = KEYS[key].kind not in (int, float) or not KEYS[key].default
+        assert without and KEYS[key].kind is not bool, key
+        assert configuration._EXAMPLES[key] != shown, key
+
+
 def test_every_key_shows_type_default_and_example() -> None:
     rows = {}
     for page in configuration_pages().values():
@@ -112,6 +123,16 @@ def test_cells_of_what_to_type_are_up_to_date(gpu, model, weights, tmp_path, mon
     for candidate in shorter:
         other = plan((f"model={model}", *candidate, f"hardware={gpu}"))
         assert other is None or other["memory"]["predicted"]["verdict"] != "fits", candidate
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_commands_of_what_to_type_compose(kind) -> None:
+    assert set(GPUS) <= set(CATALOGUE.options["hardware"])
+    for model in {name for name, weights, _ in MODELS if weights == kind}:
+        for candidate in CANDIDATES[kind]:
+            compose([f"model={model}", *candidate])
+    lengths = [len(each) for each in CANDIDATES[kind][:-1]]
+    assert lengths == sorted(lengths), "shortest first; the last offloads"
 
 
 @pytest.mark.skipif(not os.environ.get("EKE_UPDATE"), reason="minutes: `make pages` only")

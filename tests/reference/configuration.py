@@ -25,6 +25,7 @@ _HEAD = "Generated from the schema and `conf/` by `make pages`.\n"
 _ROOT = "run"
 """Page of the keys without a section."""
 
+# Types in a terminal are phrases; the narrow cells of the pages have one word for each.
 _WORDS = {
     "a whole number": "integer",
     "a number": "number",
@@ -34,7 +35,7 @@ _WORDS = {
 _EXAMPLES = {
     "data.chat_template": "template.jinja", "data.config_name": "main",
     "data.eval_path": "eval.jsonl",
-    "data.eval_split": "validation", "data.messages": "messages", "data.multi_hot": "true",
+    "data.eval_split": "validation", "data.messages": "messages",
     "data.name": "OWNER/NAME", "data.path": "rows.jsonl", "data.pattern": "**/*.txt",
     "data.prompt": "question", "data.response": "answer", "data.revision": "v1.0",
     "data.separator": "\\n\\n", "data.text_pair": "hypothesis", "data.tokenizer": "gpt2",
@@ -55,12 +56,10 @@ _EXAMPLES = {
     "task.labels": "[no,yes]", "task.router_loss": "0.01", "tracker.entity": "my_team",
     "tracker.group": "first_tries", "tracker.uri": "http://localhost:5000",
     "train.keep_best": "accuracy", "train.resume": "runs/9dfebed7d5fce6b0",
-    "trainer.extra": "{}", "optimizer.lr": "0.0003", "optimizer.beta1": "0.95",
-    "optimizer.beta2": "0.95", "optimizer.momentum": "0.9", "model.dropout": "0.1", "seed": "1",
-    "repeat": "1", "optimizer.average_power": "1", "model.num_key_value_heads": "2",
     "model.head_dim": "32", "model.max_position_embeddings": "4096",
 }  # fmt: skip
-"""Key -> a value for keys whose type does not show one."""
+"""Key -> a value. The schema knows none: texts and lists without a default, and two numbers whose
+sensible values are far from their limits. A test allows no key here that the schema can answer."""
 
 
 def sections(catalogue: Catalogue) -> list[str]:
@@ -195,11 +194,16 @@ def _type(row: KeyRow) -> str:
 
 def example(key: str, field: Field) -> str:
     """An override with a valid value, other than the default if the type shows one."""
-    if key in _EXAMPLES:
-        value = _EXAMPLES[key]
-        quote = '"' if "'" in value else "'"
-        quoted = f"{quote}{key}={value}{quote}"
-        return quoted if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
+    if key not in _EXAMPLES:
+        return derived_example(key, field)
+    value = _EXAMPLES[key]
+    quote = '"' if "'" in value else "'"
+    quoted = f"{quote}{key}={value}{quote}"
+    return quoted if re.search(r"[\s\[{*\\&]", value) else f"{key}={value}"
+
+
+def derived_example(key: str, field: Field) -> str:
+    """An override by the type, the limits and the default of a key."""
     if get_origin(field.kind) in (list, dict):
         return f"{key}={default_text(field, key)}"
     if issubclass(field.kind, Enum):
@@ -213,13 +217,12 @@ def example(key: str, field: Field) -> str:
 
 
 def _number(field: Field) -> int | float:
-    """A number in the limits: twice or half of the default, else near the lower limit."""
-    whole = field.kind is int
-    tries = [field.default * 2, field.default / 2] if field.default else []
+    """A number in the limits: twice the default or nearer to one, else near the lower limit."""
+    whole, default = field.kind is int, field.default or 0
     low = (field.limit.low or 0) if field.limit else 0
-    for value in (*tries, *(low * 10, low + 0.5, low + 1, low + 2, low)):
-        number = int(value) if whole else float(value)
-        if field.limit is None or field.limit.admits(number):
+    for value in (default * 2, (default + 1) / 2, low + 0.1, low + 1, low + 2, low):
+        number = int(value) if whole else float(f"{value:.6g}")
+        if number != field.default and (field.limit is None or field.limit.admits(number)):
             return number
     return field.default  # type: ignore[no-any-return]  # defaults have any type
 

@@ -174,7 +174,8 @@ def long_functions(path) -> list[str]:
 
 @pytest.mark.slow
 def test_files_and_functions_stay_small() -> None:
-    assert [name_of(p) for p in FILES if len(p.read_text().splitlines()) > 600] == []
+    files = [*FILES, *(REPO / "tools").glob("*.py")]
+    assert [p.name for p in files if len(p.read_text().splitlines()) > 600] == []
     assert [each for path in FILES for each in long_functions(path)] == []
 
 
