@@ -22,6 +22,8 @@ from eke.config.compose.catalogue import (
 from eke.config.schema.fields import summary
 
 _HEAD = "Generated from the schema and `conf/` by `make pages`.\n"
+_MOST = 6
+"""Values of an option that its row shows: a choice. `--help GROUP=OPTION` shows all."""
 _ROOT = "run"
 """Page of the keys without a section."""
 
@@ -99,7 +101,7 @@ def _title(name: str, catalogue: Catalogue) -> str:
 
 
 def _page(name: str, catalogue: Catalogue) -> str:
-    lines = [f"# {_title(name, catalogue)}\n", f"*For those who set {_named(name)}.*\n", _HEAD]
+    lines = [f"# {_title(name, catalogue)}\n", f"*For those who set {_named(name)}.*\n"]
     keys = _keys(name, catalogue)
     if name in catalogue.options:
         lines += [*_options(name, catalogue), ""]
@@ -154,8 +156,8 @@ def _sets(group: str, option: str, catalogue: Catalogue) -> str:
     if rows := content.get("sweep", {}).get("rows"):
         content["sweep"] = {**content["sweep"], "rows": f"{len(rows)} named runs"}
     typed += [text for text in _flat(content) if text.partition("=")[0] not in ("option", "family")]
-    more = ["..."] if typed[8:] else []
-    return ", ".join([*bases, *(f"`{each}`" for each in typed[:8]), *more])
+    more = ["..."] if typed[_MOST:] else []
+    return ", ".join([*bases, *(f"`{each}`" for each in typed[:_MOST]), *more])
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -220,7 +222,10 @@ def _number(field: Field) -> int | float:
     """A number in the limits: twice the default or nearer to one, else near the lower limit."""
     whole, default = field.kind is int, field.default or 0
     low = (field.limit.low or 0) if field.limit else 0
-    for value in (default * 2, (default + 1) / 2, low + 0.1, low + 1, low + 2, low):
+    high = field.limit.high if field.limit else None
+    nearer = [default * 2, (default + 1) / 2] if default else []
+    tenth = low + (1 if high is None or whole else (high - low) / 10)
+    for value in (*nearer, low * 10, tenth, low + 1, low + 2, low):
         number = int(value) if whole else float(f"{value:.6g}")
         if number != field.default and (field.limit is None or field.limit.admits(number)):
             return number

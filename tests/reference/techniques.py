@@ -8,7 +8,7 @@ from reference.cards import Card, read_cards
 from reference.gpu import read_gpus, where_seen
 from reference.measured import Measured, cell, read_measured
 from reference.published import ROWS, SETTING, SOURCE, published
-from reference.seen import Seen, observations, read_seen
+from reference.seen import Seen, link, observations, read_seen
 
 from eke.config.compose.catalogue import GROUPS, make_catalogue
 from eke.rules.techniques import TECHNIQUES, Numerics
@@ -36,10 +36,11 @@ def techniques_page(results: Path) -> str:
 
 def _machines(seen: list[Seen], results: Path) -> str:
     lines = [
-        "*Ran on* a machine: a run of a few steps of the default model (0.8 million parameters) "
-        "ended well there. *Measured* is what differs from the plain run, which on a CPU says "
-        "nothing about speed on a GPU. *Ran in tests*: its tests in `tests/gpu` passed. "
-        "*Trained*: one of the [runs on a GPU](measured.md#single-runs-on-a-gpu) used it.\n"
+        "In italics, where it ran. *CPU*: a run of a few steps of the default model (0.8 million "
+        "parameters). *In tests*: its tests in `tests/gpu` passed. *Trained*: one of the [runs on "
+        "a GPU](measured.md#single-runs-on-a-gpu) used it. *Measured* is what differs from the "
+        "plain run: the optimizer's state per trained parameter and the peak of all tensors. On a "
+        "CPU it says nothing about speed on a GPU. Without *Needs*, any device suffices.\n"
     ]
     gpus = read_gpus(results)
     if not gpus and not any(each.device != "CPU" for each in seen):
@@ -75,40 +76,61 @@ TRAINING = {
 }
 
 
+_TRIED = "\N{BLACK CIRCLE}"
+
+
 def _table() -> str:
     """The table of techniques that recipes, memory advice and `eke fit` choose from."""
     lines = [
         "## What recipes, memory advice and eke fit choose from\n",
         "A slowdown is the time of a step over that without the technique, as published (sources "
-        "in `src/eke/rules/techniques.py`). *fit* marks what `eke fit` tries.\n",
-        "| overrides | saves | slowdown | training | devices | fit |",
+        f"in `src/eke/rules/techniques.py`). {_TRIED} marks what `eke fit` tries.\n",
+        "| overrides | saves | slowdown | training | only on | fit |",
         "| --- " * 6 + "|",
     ]
     for each in TECHNIQUES.values():
         found = each.published
         slowdown = "" if found is None else f"{found.slowdown:.2f}"
-        devices = ", ".join({"cpu": "CPU", "cuda": "GPU"}[kind] for kind in each.devices)
+        kinds = [{"cpu": "CPU", "cuda": "GPU"}[kind] for kind in each.devices]
+        devices = kinds[0] if len(kinds) == 1 else ""
         row = [f"`{each.name}`", each.saves, slowdown, TRAINING[each.numerics], devices]
-        lines.append(f"| {' | '.join([*row, 'yes' if each.searched else ''])} |")
+        lines.append(f"| {' | '.join([*row, _TRIED if each.searched else ''])} |")
     return "\n".join(lines) + "\n"
 
 
 def _option(card: Card, seen: list[Seen], results: Path) -> str:
     lines = [f"### {card.command}\n", f"{_sentence(card.about)}. "
-             f"*{_sentence(where_seen(card.command, results))}.*\n"]  # fmt: skip
+             f"*{_sentence(_seen(card.command, results))}.*\n"]  # fmt: skip
     for pair in (("Does",), ("Saves", "Costs"), ("Needs", "Source")):
-        said = [f"**{name}** {_linked(card.lines[name])}" for name in pair if name in card.lines]
+        said = [
+            f"**{name}** {_linked(card.lines[name])}"
+            for name in pair
+            if card.lines.get(name, "any device") != "any device"
+        ]
         lines += [f"- {'. '.join(said)}"] if said else []
     lines += _measured(card.command, seen)
     return "\n".join(lines) + "\n"
+
+
+def _seen(command: str, results: Path) -> str:
+    """Where it ran, in few words: `CPU, trained on H100`."""
+    text = where_seen(command, results).removeprefix("ran on ").replace("ran in", "in")
+    return re.sub(r"NVIDIA (\w+)(?: \d+GB)?(?: HBM\d\w*)?", r"\1", text).replace(";", ",")
 
 
 def _measured(command: str, seen: list[Seen]) -> list[str]:
     """One line: the first and the last figure that our run saw, else what a guide says."""
     said = [f"Guides: {_linked(text)}" for text in published(command)[:1]]
     for line in observations(command, seen):
-        text = re.sub(r", of the plain run [\d.]+ MiB", "", line).replace("**", "")
-        first, *others = text.removeprefix("- ").split("; ")
+        text = re.sub(r", of the plain run [\d.]+ MiB", "", line).removeprefix("- **On CPU** ")
+        text = text.removeprefix("- ").replace("**", "").replace("refused:", "rejected:")
+        text = text.replace("bytes per trained parameter", "bytes").replace(
+            "peak of tensors", "peak"
+        )
+        text = text.replace("optimizer state of", "state").replace(
+            f", {link('package_missing')}", ""
+        )
+        first, *others = text.split("; ")
         return [f"- **Measured** {'; '.join([first, *others[-1:]])}"]
     return [f"- **Measured** {text}" for text in said]
 
