@@ -1,5 +1,6 @@
 """MkDocs hooks: links that leave docs/ become text, flowcharts pictures, guides come first."""
 
+import json
 import posixpath
 import re
 import tomllib
@@ -21,6 +22,10 @@ _BOOSTS = {
     "architecture.md": 0.5,
 }
 """Page or folder -> factor of its rank in the search. A task is asked more often than a key."""
+
+_KEYS_IN, _KEY_BOOST = "reference/configuration/", 5.0
+_keys: dict[str, dict[str, str]] = {}
+"""Address of a key's row -> its name and text."""
 
 _NOT_IN_SEARCH = ("reference/rules.md",)
 
@@ -51,6 +56,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     markdown = re.sub(r"\[([^\]]*)\]\((\.\.[^)\s]*)\)", keep_text, markdown)
     return re.sub(r"^```mermaid\n(.*?)^```$", _picture, markdown, flags=re.DOTALL | re.MULTILINE)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Give each key of the reference an anchor, and remember its row for the search."""
+    if not page.file.src_uri.startswith(_KEYS_IN):
+        return html
+
+    def anchored(match: re.Match[str]) -> str:
+        key, texts = match[1], re.sub(r"<[^>]+>|\s+", " ", match[2])
+        _keys[f"{page.url}#{key}"] = {"title": key, "text": texts}
+        return match[0].replace("<td>", f'<td id="{key}">', 1)
+
+    row = r"(?<=<tr>\n)<td><code>([a-z_]\w*(?:\.\w+)*)</code></td>\n(<td>.*?)</tr>"
+    return re.sub(row, anchored, html, flags=re.DOTALL)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Add the keys to the search, before the plugin `offline` reads its index."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text())
+    index["docs"] += [
+        {"location": place, **texts, "boost": _KEY_BOOST} for place, texts in _keys.items()
+    ]
+    path.write_text(json.dumps(index))
 
 
 def _picture(match: re.Match[str]) -> str:

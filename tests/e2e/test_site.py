@@ -25,6 +25,9 @@ FIRST = {
     "default": ("how-to/", "tutorial/", "what-to-type", "coming-from", "troubleshooting"),
     "resume": ("how-to/interrupt", "troubleshooting"),
     "faq": ("troubleshooting",),
+    "optimizer.lr": ("reference/configuration/optimizer",),
+    "train.keep_best": ("reference/configuration/train",),
+    "precision=bf16": ("how-to/", "what-to-type", "reference/techniques", "reference/config"),
 }
 """Words typed into the search -> pages of which one is to be the first result."""
 

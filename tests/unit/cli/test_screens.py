@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from terminals import shown, too_wide, words
+from unit.launch.scripted import record_for
 from unit.plan.record.samples import failed, full_record
 
 from eke.cli import main
@@ -115,11 +116,21 @@ SCREENS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def folder(make_run, monkeypatch):
-    """The folder of four runs, of every outcome."""
+def write_runs(folder: Path) -> None:
+    """Four runs: a good one, two failed ones, and one that has not ended."""
     for number, outcome in enumerate(("ok", "oom", "crashed", "")):
-        make_run(str(number) * 16, outcome)
+        paths = RunPaths(folder / (str(number) * 16))
+        paths.folder.mkdir(parents=True)
+        paths.plan.write_text('{"steps": {"total": 20}}')
+        paths.config.write_text(f"# optimizer=sgd seed={number}\n")
+        if outcome:
+            write_record(paths, record_for(paths.folder.name, outcome, 7))
+
+
+@pytest.fixture
+def folder(runs):
+    """The working directory, with runs."""
+    write_runs(runs)
 
 
 SLOW = ("hardware=all",)
