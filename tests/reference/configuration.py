@@ -135,12 +135,14 @@ def _options(group: str, catalogue: Catalogue) -> Iterator[str]:
     default = catalogue.defaults.get(group)
     yield "## Options\n"
     yield f"The default is `{group}={default}`.\n" if default else ""
-    yield "| option | description | sets |"
-    yield "| --- | --- | --- |"
+    sets = {option: _sets(group, option, catalogue) for option in catalogue.options[group]}
+    yield "| option | description |" + " sets |" * any(sets.values())
+    yield "| --- | --- |" + " --- |" * any(sets.values())
     summaries = option_summaries(group, catalogue)
     for option in sorted(catalogue.options[group], key=lambda each: (each != default, each)):
         text = summaries[option].rstrip(".")
-        yield f"| `{group}={option}` | {_plain(text)} | {_sets(group, option, catalogue)} |"
+        end = f" {sets[option]} |" * any(sets.values())
+        yield f"| `{group}={option}` | {_plain(text)} |{end}"
 
 
 def _sets(group: str, option: str, catalogue: Catalogue) -> str:
