@@ -143,7 +143,7 @@ def _usage() -> str:
         "Flags of a command: eke COMMAND --help. Version: eke --version",
         "Overrides and options: eke train --help. One group: eke train --help GROUP",
     ]
-    blocks = [wrap(about, columns), fields(rows, columns, 2, 26)]
+    blocks = [wrap(about, columns), fields(rows, columns, 2, 28)]
     blocks += [wrap(text, columns) for text in ends]
     return "\n\n".join("\n".join(lines) for lines in blocks)
 

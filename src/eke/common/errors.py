@@ -249,14 +249,9 @@ class ConfigError(EkeError):
 
 def _command_lines(words: Sequence[str], columns: int) -> list[str]:
     """Wrap a command between its words, with backslashes for a shell."""
-    lines = [f"  {words[0]}"]
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) + 3 > columns:  # a space before the word, and " \\" after it
-            lines[-1] += " \\"
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {word}"
-    return lines
+    whole = " ".join(word.replace(" ", "\0") for word in words)  # `wrap` keeps these spaces
+    lines = wrap(whole, columns - len(" \\"), "  ", "    ")
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
 class BusyError(EkeError):

@@ -123,15 +123,9 @@ def wrap(text: str, columns: int, first: str = "", other: str | None = None) -> 
 def fields(
     rows: Iterable[tuple[str, str]], columns: int, indent: int = 0, at: int = 0
 ) -> list[str]:
-    """Return names, perhaps in colours, with their wrapped texts in column `at`.
+    """Return names with their wrapped texts in column `at`, two after the longest name by default.
 
-    A text stands below a longer name, or where its longest word does not fit in that column.
-
-    Args:
-        rows: names and texts. Without a name, a text continues a field.
-        columns: width.
-        indent: spaces before each name.
-        at: column of the texts. 0: two after the longest name.
+    A text is below a longer name, or if its longest word does not fit. It may have no name.
     """
     rows, lines = list(rows), list[str]()
     at = at or indent + 2 + max((len(plain(name)) for name, _ in rows), default=0)

@@ -26,11 +26,7 @@ class Column:
 
 
 def render_table(columns: Sequence[Column], width: int) -> list[str]:
-    """Return the header and each row, at most `width` columns wide.
-
-    The longest texts stand on further lines of their row where they do not fit. A word that is
-    longer than a line stands alone, unbroken.
-    """
+    """Return the header and each row. Texts that do not fit are on further lines of their row."""
     shown = [
         (column, [_plain(text) for text in (column.title, *column.cells)])
         for column in columns

@@ -227,17 +227,16 @@ def render_advice(found: Forecast, advice: list[Advice], sources: bool = False) 
     head = "make it fit" if found.verdict is not Verdict.fits else "need less memory"
     names = [" ".join(each.overrides) for each in advice]
     figures = align([*map(_figures, advice)], right=[0])
-    most = width() - 4 - max(map(len, figures))  # columns of overrides
-    place, lines = min(max(map(len, names)), most), list[str]()
+    most = width() - max(map(len, figures))  # the last column in which figures may begin
+    at, lines = min(max(map(len, names)) + 4, most), list[str]()
     for keeps, whose in ((True, "same training"), (False, "another training (compare the loss)")):
         group = [n for n, each in enumerate(advice) if each.keeps is keeps]
         lines += [f"{head}, {whose}:"] if group else []
         for name, figure in ((names[n], figures[n]) for n in group):
-            is_short = len(name) <= place
-            alone = [] if is_short else wrap(name, width(), "  ", "    ")
-            lines += [line.replace(line.lstrip(), paint(line.lstrip(), "green")) for line in alone]
-            beside = paint(name, "green") + " " * (place - len(name)) if is_short else " " * place
-            lines.append(f"  {beside}  {figure}")
+            typed = wrap(name, width(), "  ", "    ")
+            last = typed.pop() if len(typed) == 1 and len(typed[0]) + 2 <= at else ""
+            lines += [paint(line, "green") for line in typed]
+            lines.append(f"{paint(last, 'green')}{' ' * (at - len(last))}{figure}")
     reasons = dict.fromkeys(reason for each in advice for reason in each.reasons if sources)
     for reason in reasons:
         lines += wrap(f"source: {reason}", width(), "  ", "    ")

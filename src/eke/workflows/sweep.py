@@ -24,15 +24,8 @@ from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config, Sweep
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import memoize_file_reads
-from eke.estimate.memory import (
-    Forecast,
-    Method,
-    Verdict,
-    as_json,
-    known_forecast,
-    stop_tracing,
-    sweep_verdict,
-)
+from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
+from eke.estimate.memory.render_memory import sweep_verdict
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, StartedSweep, find_launcher
@@ -115,17 +108,14 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     said = {text for plan in plans if plan for text in plan.warnings}
     warnings = [*first_round.warnings, *unused]
     warnings += sorted(text for text in said if text.startswith(f"{SIZE}="))
-    if planning:
-        print_once("\n".join(_verdict_lines(cells, plans)))
+    first_lines = _verdict_lines(cells, plans) if planning else []
     head = f"sweep {identity}: {describe_sweep(shown, num_same, first_round)}"
-    _show_head(head, shown, warnings, sys.stdout if planning else sys.stderr)
+    _show_head(first_lines, head, shown, warnings, sys.stdout if planning else sys.stderr)
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
-    if planning and is_quiet():
-        return EXIT_OK
     if planning:
         _show_plan(cells, labels, plans, jobs, launcher, settings)
-        if preview := launcher.preview(jobs, paths, identity):
+        if not is_quiet() and (preview := launcher.preview(jobs, paths, identity)):
             print_once("\n" + preview)
         return EXIT_OK
     _check_strict(shown, first_round)
@@ -197,15 +187,13 @@ def _plain_plan(
     return plain
 
 
-_WORDS = {Outcome.refused.name: "rejected"}
-"""Stored outcome -> word in a forecast."""
-
-_NUMBERS = ("memory", "step", "samples/s")
+def _word(cell: SweepRun) -> str:
+    return "rejected" if cell.outcome == Outcome.refused.name else cell.outcome
 
 
 def _verdict_lines(cells: Sequence[SweepRun], plans: Sequence[Plan | None]) -> list[str]:
     pairs = list(zip(cells, plans, strict=True))
-    rejected = Counter(_WORDS.get(c.outcome, c.outcome) for c, plan in pairs if plan is None)
+    rejected = Counter(_word(cell) for cell, plan in pairs if plan is None)
     return sweep_verdict([(plan, known_forecast(plan)) for _, plan in pairs if plan], rejected)
 
 
@@ -218,11 +206,13 @@ def _show_plan(
     settings: Sweep,
 ) -> None:
     """Print the forecasts of all runs. With `sweep.repeats=auto`, only of the first round."""
+    if is_quiet():
+        return
     found, rows, failed = _forecasts(plans), [], []
     for number, (cell, label, plan) in enumerate(zip(cells, labels, plans, strict=True)):
         if plan is None:
-            rows.append((_WORDS.get(cell.outcome, cell.outcome), "", "", ""))
-            failed.append(Failed(label, rows[-1][0], cell.reason))
+            rows.append((_word(cell), "", "", ""))
+            failed.append(Failed(label, _word(cell), cell.reason))
             continue
         memory, time = found[number]
         step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
@@ -230,11 +220,11 @@ def _show_plan(
         rows.append((verdict, peak, step, speed_cell(time)))
         about = (text for text in plan.warnings if text.startswith("memory: "))
         failed += [Failed(label, verdict, text) for text in about]
-    verdicts, *numbers = zip(*rows, strict=True)
+    titles, (verdicts, *numbers) = ("memory", "step", "samples/s"), zip(*rows, strict=True)
     columns = [
         Column("verdict", verdicts),
         *factor_columns([cell.overrides for cell in cells], [cell.row for cell in cells]),
-        *(Column(*each, True, n) for n, each in enumerate(zip(_NUMBERS, numbers, strict=True))),
+        *(Column(*each, True, n) for n, each in enumerate(zip(titles, numbers, strict=True))),
     ]
     lines = render_table(columns, table_width())
     if failed:
@@ -451,10 +441,12 @@ def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
-def _show_head(text: str, cells: Sequence[SweepRun], warnings: Sequence[str], to: TextIO) -> None:
-    """Print the numbers of runs, the overrides of all of them, and warnings."""
+def _show_head(
+    first: list[str], text: str, cells: Sequence[SweepRun], warnings: Sequence[str], to: TextIO
+) -> None:
+    """Print the first lines, the numbers of runs, the overrides of all of them, and warnings."""
     shared = " ".join(shared_overrides([cell.overrides for cell in cells])) if cells else ""
-    lines = [] if is_quiet() else wrap(text, width(to))
+    lines = first + ([] if is_quiet() else wrap(text, width(to)))
     lines += wrap(shared, width(to), "shared: ") if shared and not is_quiet() else []
     for warning in warnings:
         lines += wrap(warning, width(to), f"{paint('warning', 'yellow', to)}: ")

@@ -28,6 +28,5 @@ from eke.estimate.memory.render_memory import (
     memory_table,
     note_measured_batch,
     render_devices,
-    sweep_verdict,
 )
 from eke.estimate.memory.trace_client import stop_tracing

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eke.common.screen import paint, table_width, width, wrap
+from eke.common.table import Column, render_table
 from eke.common.text import GIB, align, format_bytes, format_number, format_range
 from eke.estimate.memory.components import MEMORY_PHASES, Forecast, Method, Verdict
 from eke.estimate.memory.peak_by_phase import COMPONENTS
@@ -41,28 +42,19 @@ def forecast_lines(plan: Plan, found: Forecast) -> list[str]:
 def sweep_verdict(found: Sequence[tuple[Plan, Forecast]], rejected: Mapping[str, int]) -> list[str]:
     """Return the runs by verdict, and the run with the largest share of its device's memory.
 
-    Args:
-        found: the runs with a forecast.
-        rejected: word -> number of runs without a forecast.
+    `rejected`: word -> number of runs without a forecast.
     """
-    verdicts = Counter(each.verdict for _, each in found)
+    verdicts, texts = Counter(each.verdict for _, each in found), list[str]()
     styles = {each.value: _STYLES.get(each, "bold yellow") for each in Verdict}
-    numbers = {each.value: verdicts[each] for each in Verdict} | rejected
-    texts: list[str] = []
-    for word, number in numbers.items():
-        if number:
-            count = str(number) if texts else format_number(number, "run")
-            text = f"{count} {word if number == 1 else _PLURALS.get(word, word)}"
-            texts.append(paint(text, styles.get(word, "bold red")))
-    first, shares = (
-        ", ".join(texts),
-        [each.peak.expected / (each.capacity or 1) for _, each in found],
-    )
+    for word, number in ({each.value: verdicts[each] for each in Verdict} | rejected).items():
+        count = str(number) if texts else format_number(number, "run")
+        text = f"{count} {word if number == 1 else _PLURALS.get(word, word)}"
+        texts += [paint(text, styles.get(word, "bold red"))] if number else []
     if not found:
-        return [first]
-    plan, largest = found[shares.index(max(shares))]
-    most = f"{'at most ' * (len(found) > 1)}{expected_text(largest, METHODS[largest.method])}"
-    return wrap(f"{most} {_place(plan, largest)}", width(), f"{first}  ", "  ")
+        return [", ".join(texts)]
+    plan, most = max(found, key=lambda pair: pair[1].peak.expected / (pair[1].capacity or 1))
+    text = f"{'at most ' * (len(found) > 1)}{expected_text(most, METHODS[most.method])}"
+    return wrap(f"{text} {_place(plan, most)}", width(), f"{', '.join(texts)}  ", "  ")
 
 
 def expected_text(found: Forecast, method: str = "") -> str:
@@ -195,22 +187,27 @@ def render_devices(
 ) -> str:
     """Return one line per device. `per_device` is None if batch=auto kept `target` samples."""
     last = "micro-batch"
-    head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    numbers = (1, 3, 4, 5, 6)  # right-aligned columns
-    cells = [head, *(_cells(row, per_device is None) for row in rows)]
-    table = align(cells, numbers)
-    for name in ("of it", "GiB", "expected"):  # the least needed first
-        if max(map(len, table)) + 2 > table_width():
-            at = cells[0].index(name)
-            cells = [(*row[:at], *row[at + 1 :]) for row in cells]
-            table = align(cells, [cells[0].index(head[n]) for n in numbers if head[n] in cells[0]])
+    ranks = {
+        "hardware": 0,
+        "GiB": 2,
+        "verdict": 0,
+        "expected": 1,
+        "of it": 3,
+        "samples/s": 0,
+        last: 0,
+    }
+    cells = zip(*(_cells(row, per_device is None) for row in rows), strict=True)
+    table = [
+        Column(title, texts, title not in ("hardware", "verdict"), rank)
+        for (title, rank), texts in zip(ranks.items(), cells, strict=True)
+    ]
     batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     verdicts = [row.forecast.verdict for row in rows if row.forecast is not None]
     fits, each = verdicts.count(Verdict.fits), f"{format_number(count, 'device')} each"
     style = _STYLES[Verdict.fits if fits else Verdict.does_not_fit]
     first = paint(f"fits on {fits} of {format_number(len(rows), 'GPU model')}", style)
     lines = [*wrap(f"{each}, {batch}", width(), f"{first}  ", "  "), ""]
-    lines += [f"  {line}" for line in table]
+    lines += render_table(table, table_width())
     what = "the largest whose highest forecast fits"
     if per_device is None:
         what = "the largest that fits and keeps the samples per step"

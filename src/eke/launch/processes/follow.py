@@ -232,25 +232,6 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def print_line(text: str, above: Any = None) -> None:
-    """Print a line above a table or bar of rich, else to stderr."""
-    if above is None:
-        write_line(text, sys.stderr)
-        return
-    from rich.text import Text
-
-    above.console.print(Text(printable(text)))
-
-
-def terminal() -> Any:
-    """Return rich's console on stderr, None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    from rich.console import Console
-
-    return Console(file=raw_stream(sys.stderr), highlight=False)
-
-
 @contextmanager
 def open_view(paths: RunPaths, total_steps: int, log_every: int) -> Iterator[RunView]:
     """Open a progress bar on a terminal, else plain lines."""

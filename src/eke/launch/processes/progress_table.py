@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eke.common.output import raw_stream, write_line
+from eke.common.output import printable, raw_stream, write_line
 from eke.common.paths import RunPaths
 from eke.common.screen import console, is_quiet
 from eke.common.text import format_number, format_seconds
-from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step, print_line
+from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step
 from eke.launch.processes.run_dir import tracker_change_note
 from eke.launch.processes.runs_table import (
     RUNNING,
@@ -48,7 +48,9 @@ class ProgressTable:
     def note(self, text: str) -> None:
         """Print a line that concerns the entire sweep."""
         if self.table is not None:
-            print_line(text, self.table)
+            from rich.text import Text
+
+            self.table.console.print(Text(printable(text)))
         elif not is_quiet():
             write_line(text, sys.stderr)
 
