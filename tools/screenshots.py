@@ -14,8 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -37,9 +35,8 @@ SCREEN_SCALES = {1400: 0.75, 400: 1}
 COLUMNS = {1400: 120, 400: 60}
 
 
-@contextmanager
-def open_browser() -> Iterator[Any]:
-    """Yield headless chromium."""
+def open_browser() -> Any:
+    """Return headless chromium, which closes at the end of a `with` block."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -47,11 +44,7 @@ def open_browser() -> Iterator[Any]:
         options.add_argument(flag)
     options.binary_location = shutil.which("chromium") or ""
     service = webdriver.ChromeService(shutil.which("chromedriver"))
-    browser = webdriver.Chrome(options=options, service=service)
-    try:
-        yield browser
-    finally:
-        browser.quit()
+    return webdriver.Chrome(options=options, service=service)
 
 
 def photograph(browser: Any, url: str, width: int, dark: bool, height: int = 0) -> Image.Image:

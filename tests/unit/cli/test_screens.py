@@ -83,7 +83,7 @@ def _end(record) -> None:
     print("\n".join(result_lines(record, paths.folder)))
 
 
-WRONG = ("optimzer=adamw", "precision=fp8x", "optimizer.lr=fast", "train.stepz=3",
+WRONG = ("optimzr=adamw", "precision=fp8x", "optimizer.lr=fast", "train.stepz=3",
          f"data.path={LONG}", "recipe=nope", "batch.per_device=many")  # fmt: skip
 SCREENS = {
     "help": partial(main, ["train", "--help"]),
