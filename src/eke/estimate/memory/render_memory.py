@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def forecast_lines(plan: Plan, found: Forecast) -> list[str]:
     return wrap(f"{expected_text(found, method)} {_place(plan, found)}", width(), first, "  ")
 
 
-def sweep_verdict(found: Sequence[tuple[Plan, Forecast]], rejected: Mapping[str, int]) -> list[str]:
+def sweep_verdict(found: Sequence[tuple[Plan, Forecast]], rejected: dict[str, int]) -> list[str]:
     """Return the runs by verdict, and the run with the largest share of its device's memory.
 
     `rejected`: word -> number of runs without a forecast.
