@@ -170,8 +170,8 @@ FAULTS = (
     fault(
         "time_rounded_down",
         "launch/slurm/submission_file.py",
-        "seconds + 59) // 60",
-        "seconds + 0) // 60",
+        "-(-seconds // 60)",
+        "(seconds // 60)",
         "a run gets less time than it asks for",
         "unit/launch/slurm/test_request.py::test_time_limits_are_read_like_sbatch",
     ),

@@ -9,6 +9,7 @@ import sys
 import termios
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from eke.common import errors, screen
 
@@ -49,8 +50,9 @@ def _run(call: Callable[[], object], follower: int, widths: Sequence[int]) -> No
     try:
         for descriptor in (1, 2):
             os.dup2(follower, descriptor)
-        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+        how: Any = {"buffering": 1, "encoding": "utf-8", "closefd": False}
+        sys.stdout = open(1, "w", **how)  # noqa: SIM115  # the process ends with it
+        sys.stderr = open(2, "w", **how)  # noqa: SIM115  # the process ends with it
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
             os.environ.pop(name, None)
         os.environ["TERM"] = "xterm-256color"

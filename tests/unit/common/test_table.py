@@ -56,22 +56,6 @@ def test_numbers_are_aligned_to_the_right() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "shown"),
-    [
-        ("seed=2 hardware=cpu train.steps=9", 24, "seed=2 … train.steps=9"),
-        ("seed=2 hardware=cpu train.steps=9", 12, "seed=2 …"),
-        ("seed=2 hardware=cpu", 19, "seed=2 hardware=cpu"),
-        ("/data/xxxx/a.jsonl", 11, "/data…jsonl"),
-        ("optimizer.lr=1 seed=2", 7, "opt…d=2"),
-    ],
-    ids=["both_ends", "first", "fits", "one_word", "no_word_fits"],
-)
-def test_overrides_are_cut_between_words(text: str, size: int, shown: str) -> None:
-    rows = render_table([Column("configuration", [text])], size + 2)
-    assert rows[1] == f"  {shown}"
-
-
 def test_wide_signs_count_twice_and_control_characters_are_replaced() -> None:
     rows = render_table([Column("name", ["模型模型", "a\x1b[2Jb\nc"]), Column("n", ["1", "2"])], 80)
     assert rows[1] == "  模型模型  1"

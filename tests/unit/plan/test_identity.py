@@ -20,12 +20,11 @@ from eke.config.schema import (
     Evaluation,
     Implementation,
     LlamaModel,
-    Resources,
     Synthetic,
     Task,
 )
 from eke.config.schema.codec import make_converter
-from eke.config.schema.resources import Slurm
+from eke.config.schema.resources import Resources, Slurm
 from eke.plan.identity import FORMER_VALUES, canonical, changed_fingerprint, meaningful, run_id
 
 # --- every key ----------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ def test_evaluations_reuse_loader_processes(make_plan) -> None:
 def test_different_loaders_are_reported(trained, monkeypatch) -> None:
     build = TrainingData._loader
 
-    def in_process(data, samples, batches, persistent=False):
-        loader = build(data, samples, batches)
+    def in_process(data, samples, batches, persistent):
+        loader = build(data, samples, batches, False)
         return torch.utils.data.DataLoader(
             loader.dataset, batch_sampler=batches, collate_fn=data.collate
         )
