@@ -118,7 +118,7 @@ def _details(facts: dict[str, Any]) -> list[str]:
     blocks = [
         _fields(facts.get("card", {}).items()),
         [paint("rules", "bold"), *_fields(rules.items())] if rules else [],
-        [f"page: {facts['page']}"],
+        _fields([("page", facts["page"])]),
     ]
     return ["\n".join(block) for block in blocks if block]
 
