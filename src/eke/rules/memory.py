@@ -77,7 +77,7 @@ RULES = (
         id="every_n_needs_checkpointing",
         key="memory.every_n",
         when=lambda f: f.config.memory.checkpointing is Checkpointing.off,
-        why="memory.checkpointing = off recomputes no layer",
+        why="has no effect: no layer is recomputed (memory.checkpointing is off)",
         fix=Fix("memory.checkpointing=full"),
         source="arXiv:1604.06174",
     ),
