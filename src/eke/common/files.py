@@ -162,7 +162,7 @@ def _open_regular(
         if not stat.S_ISREG(found.st_mode):
             raise UntrustedPathError("is not a regular file", path)
         if folder is not None and found.st_nlink > 1:  # a hard link to another file of this user
-            raise UntrustedPathError("has several names", path)
+            raise UntrustedPathError("has more than one hard link", path)
         if folder is not None and not (shared or _is_mine(found, folder)):
             raise UntrustedPathError(f"belongs to {_owner(found)}", path)
     except OSError:

@@ -57,7 +57,7 @@ def second_name(source: Path, private: Path) -> None:
         pytest.param(own_file, "", id="a file of theirs"),
         pytest.param(linked_folder, "model is a link that another user", id="a link to a folder"),
         pytest.param(linked_file, "is a link", id="a link to a file"),
-        pytest.param(second_name, "has several names", id="a hard link"),
+        pytest.param(second_name, "has more than one hard link", id="a hard link"),
     ],
 )
 def test_links_to_private_files_are_not_exported(plant, refused, machine, capsys) -> None:  # noqa: F811  # the fixture by its name
