@@ -182,7 +182,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
-        why = f"{key} has a fixed place. @{parsed.package} cannot move it"
+        why = f"{key} cannot be moved to another package"
         path = f"{key}@{parsed.package}"
         return [Problem(path, shown(raw), why, suggest_fix(plain, catalogue), "fixed_package")]
     if parsed.type is OverrideType.ADD and not entry:
@@ -336,6 +336,8 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     why = f"set one key of {section}: {list_closest('', catalogue.names(section), section)}"
     if isinstance(value, dict) and value:
         items = [override(f"{section}.{name}", item) for name, item in value.items()]
+        wrong = [f"{p.key}: {p.why}" for item in items for p in _next_problems(item, catalogue)]
+        why = ". ".join([why.partition(":")[0], *wrong]) if wrong else why
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue), "section_value")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
