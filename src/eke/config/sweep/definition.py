@@ -327,6 +327,8 @@ def _exclude(
         else:
             kept.append(cell)
     if not kept:
-        why = f"all {len(cells)} runs are excluded"
-        raise ConfigError(Problem(CLAUSE_KEY, " ".join(counts), why, id="empty_sweep"))
+        used = [text for text, number in counts.items() if number]
+        why = f"{'together these exclude' if used[1:] else 'excludes'} all {len(cells)} runs"
+        fix = Fix(remark="change a condition, or add values to the sweep")
+        raise ConfigError(Problem(CLAUSE_KEY, ", ".join(used), why, fix, "empty_sweep"))
     return kept, counts

@@ -145,6 +145,11 @@ def test_invalid_exclusion_is_rejected(clause, kind) -> None:
     assert (problem.key, problem.id) == ("sweep.exclude", kind)
 
 
+def test_only_conditions_that_exclude_all_runs_are_named() -> None:
+    (problem,) = problems("seed=1,2", "sweep.exclude=[seed=1,seed=2,seed=3]")
+    assert (problem.value, bool(problem.fix)) == ("seed=1, seed=2", True)
+
+
 def test_zip_of_unequal_lengths_is_rejected() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
     assert (problem.value, problem.id) == ("optimizer.lr", "unequal_lengths")
