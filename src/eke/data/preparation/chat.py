@@ -434,11 +434,13 @@ class ChatRows:
             return chosen
         if (chosen or "default") in named:
             return named[chosen or "default"]
-        why = f"the tokenizer {self.request.tokenizer} has no chat template"
-        if chosen:
-            names = ", ".join(named) or "none"
-            why = f"is neither a file nor one of the tokenizer's templates ({names})"
+        why, names = f"{self.request.tokenizer} has no chat template", ", ".join(named) or "none"
         fix = Fix("data.chat_template=FILE", remark="a template in jinja")
+        if chosen:
+            why = f"is neither a file nor one of the tokenizer's templates ({names})"
+        elif named:
+            why = f"{self.request.tokenizer} has no default chat template. Its templates: {names}"
+            fix = Fix("data.chat_template=NAME", remark="the name of a template")
         raise ConfigError(Problem("data.chat_template", chosen, why, fix, "missing_template"))
 
     def take(self, row: Mapping[str, Any]) -> Fields:

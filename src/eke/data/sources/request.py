@@ -166,6 +166,9 @@ def _conversations(config: Config, data: schema.Conversations) -> PrepareRequest
             template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(error, "data.chat_template", str(file), "FILE") from error
+        if "{" not in template:
+            key, why = "data.chat_template", "this file is not a template: it has no {{ or {%"
+            raise ConfigError(Problem(key, str(file), why, Fix(f"{key}=FILE"), "wrong_template"))
     return dataclasses.replace(
         _common(config),
         messages=data.messages,

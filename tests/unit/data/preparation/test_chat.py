@@ -14,6 +14,7 @@ import pytest
 from chat_templates import FAMILIES, Family, Message, saved
 from prepared import store_of, write_jsonl
 
+from eke.common.errors import ConfigError
 from eke.data.preparation.chat import ChatTemplate, encode_conversation, generated_spans
 from eke.data.preparation.conversations import columns_of, read_conversation
 from eke.data.preparation.lines import BadRowError
@@ -482,6 +483,30 @@ def tokenizer(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     saved(replace(FAMILIES["chatml"], template=TOOLS), folder)
     return f"data.tokenizer={folder}"
+
+
+def test_named_templates_need_a_choice(tmp_path) -> None:
+    named = {"tool_use": TOOLS, "rag": TOOLS}
+    saved(replace(FAMILIES["chatml"], template=named), tmp_path)
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"messages": [ASK, say()]}] * 20)
+    typed = ("data=chat", f"data.path={file}", f"data.tokenizer={tmp_path}")
+    with pytest.raises(ConfigError) as raised:
+        store_of(*typed)
+    (problem,) = raised.value.problems
+    assert problem.id == "missing_template"
+    assert all(name in problem.why for name in named)
+    assert "NAME" in str(problem.fix)
+    assert store_of(*typed, "data.chat_template=rag").manifest.chat_template == TOOLS
+
+
+@pytest.mark.parametrize("text", ["", "assistant"])
+def test_file_that_is_no_template_is_named(tokenizer, tmp_path, text) -> None:
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"messages": [ASK, say()]}] * 20)
+    (wrong := tmp_path / "wrong.jinja").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        store_of("data=chat", f"data.path={file}", tokenizer, f"data.chat_template={wrong}")
+    (problem,) = raised.value.problems
+    assert (problem.id, problem.value) == ("wrong_template", str(wrong))
 
 
 def test_ignored_keys_are_counted(tokenizer, tmp_path) -> None:
