@@ -184,8 +184,8 @@ def drift() -> list[str]:
 
 def register_autocast(device: str) -> object:
     """Give the fake device CUDA's rules for the life of the returned object."""
-    if unknown := drift():
-        raise RuntimeError(f"torch {torch.__version__} has other autocast rules: {unknown}")
+    if unknown := ", ".join(drift()):
+        raise RuntimeError(f"torch {torch.__version__} has no autocast rule for {unknown}")
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     every, rules = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
