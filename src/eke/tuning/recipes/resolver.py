@@ -22,7 +22,7 @@ class Question:
     shrinks: bool = False
     """True if an answer must lower the forecast's peak."""
     otherwise: str = ""
-    """Why the current value stays if there is no candidate. Empty: not reported."""
+    """Reason for the current value without candidates. Empty: no kept value is reported."""
 
 
 _Ask = Callable[[ChoiceContext], Question | None]
@@ -101,7 +101,7 @@ class RecipeResolver:
         return situation
 
     def _answer(self, question: Question, situation: ChoiceContext) -> ChoiceContext:
-        """Apply the first candidate that rules permit, with the reasons against earlier ones."""
+        """Apply the first permitted candidate. Note its reason and those against earlier ones."""
         against = []
         for candidate in question.candidates:
             name, reason = " ".join(candidate.overrides), candidate.reason
@@ -114,7 +114,7 @@ class RecipeResolver:
                 problem = situation.found.objection(changed.found, sections)
                 saved = _smaller(situation, changed) if question.shrinks else ""
                 if problem is not None or saved is None:
-                    why = problem.why if problem else "it would not save memory"
+                    why = problem.why if problem else "no forecast shows that it saves memory"
                     against.append(f"not {name}: {why}")
                     continue
                 reason += f"; {saved}" if saved else ""
