@@ -57,7 +57,7 @@ def sample_means(
     config: Config, store: str, count: int, mixed: Sequence[DataPlan] = ()
 ) -> SampleMeans | None:
     """Return mean lengths of `count` training samples, None if all have `data.seq_len` tokens."""
-    found = _mixed(config, mixed) or _samples(config, store, count, False)
+    found = _mixed(config, mixed) or _samples(config, store, count, evaluation=False)
     if found is None:
         return None
     import numpy as np
@@ -70,7 +70,7 @@ def sample_means(
 def simulated_micro_batches(plan: Plan) -> _Drawn:
     """Simulate the micro-batches of a plan with grouping, packing and padding."""
     config, size = plan.config, plan.steps.num_train_samples
-    found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
+    found = _mixed(config, plan.sources) or _samples(config, plan.store, size, evaluation=False)
     if found is None:
         whole = _full(config, plan.batch.per_device)
         lost = isinstance(config.data, Rows | Mix)  # the prepared tokens were deleted
@@ -104,22 +104,21 @@ def simulated_micro_batches(plan: Plan) -> _Drawn:
 
 
 def evaluated(plan: Plan) -> MicroBatchShape:
-    """Return the largest micro-batch of evaluation, which has a fixed order."""
+    """Return the evaluation micro-batch with most tokens. Evaluation samples are not shuffled."""
     if plan.sources:  # each micro-batch has one source
         return max(map(evaluated, plans_of_sources(plan)), key=lambda micro: micro.tokens)
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
-    found = _samples(config, plan.store, count, True)
+    found = _samples(config, plan.store, count, evaluation=True)
     if found is None:
         return _full(config, min(batch.eval_per_device, -(-count // batch.devices)))
     import numpy as np  # slow import, not needed for equal rows
 
-    made = _joined(config.data, found[0], group)
-    rows_of = np.minimum(batch.eval_per_device, count - group * np.arange(len(made)))
-    if config.data.packing is Packing.padding_free:
-        rows_of[:] = 1
-    best = int(np.argmax(rows_of * made.sum(axis=1)))
-    return MicroBatchShape(int(rows_of[best]), *made[best].tolist())
+    lengths = _joined(config.data, found[0], group)
+    most = 1 if config.data.packing is Packing.padding_free else batch.eval_per_device
+    rows = np.minimum(most, count - group * np.arange(len(lengths)))
+    largest = int(np.argmax(rows * lengths.sum(axis=1)))
+    return MicroBatchShape(int(rows[largest]), *lengths[largest].tolist())
 
 
 def _full(config: Config, rows: int) -> MicroBatchShape:
@@ -141,7 +140,7 @@ def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...]
 
     parts = []
     for one, source in zip(source_configs(config), mixed, strict=True):
-        found = _samples(one, source.store, source.train, False)
+        found = _samples(one, source.store, source.train, evaluation=False)
         if found is None and is_ragged(one):
             return None
         alike = np.tile(astuple(full_samples(one)), (source.train, 1)).astype(int)
@@ -189,7 +188,7 @@ _kept: dict[str, _Found | None] = {}
 """Cache of request -> samples, for sweeps and batch=auto."""
 
 
-def _samples(config: Config, store: str, count: int, evaluation: bool) -> _Found | None:
+def _samples(config: Config, store: str, count: int, *, evaluation: bool) -> _Found | None:
     """Return the samples of a split, None if all have `data.seq_len` tokens or are missing."""
     if not is_ragged(config) or not count:
         return None
