@@ -119,7 +119,7 @@ def _find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
-    """Return the outcome and failure of the first process that ended, None if unknown."""
+    """Return the failure of the lowest rank that wrote one, else of the process that died."""
     for found in read_ends(paths, RankFailure, attempt):
         message = f"process {found.rank} of this run: {found.failure.message}"
         return found.outcome, dataclasses.replace(found.failure, message=message)

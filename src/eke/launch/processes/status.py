@@ -112,6 +112,7 @@ def _holder(paths: RunPaths) -> str:
 
 
 def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], tuple[str, ...]]]:
+    """Yield folder, sweep cell ({} outside a sweep) and overrides of each run."""
     sweep = SweepPaths(folder)
     if sweep.sweep.exists():
         try:
