@@ -249,7 +249,7 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def of_sources(rows: Sequence[Row], sizes: Mapping[str, int | None]) -> dict[str, dict[str, float]]:
-    """Return samples, epochs and last losses of each source of a mix; `sizes` are its samples."""
+    """Return samples, epochs and last losses by source. `sizes`: training samples by source."""
     steps, last, found = latest(rows, LOSS), last_evaluation(rows), {}
     for name, size in sizes.items():
         samples = sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps)
