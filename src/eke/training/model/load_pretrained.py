@@ -310,7 +310,7 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
 
 
 def learn_padding(plan: Plan, model: Any) -> None:
-    """Make embeddings train the row of a padding id that rows contain."""
+    """Train the embedding of the padding token if samples contain that token."""
     if plan.vocabulary.is_bytes:
         return
     table = getattr(model.get_input_embeddings(), "weight", None)  # None for Perceiver
