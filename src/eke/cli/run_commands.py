@@ -101,7 +101,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
         why = f"{error.strerror}. The command in it can run any program with your rights"
-        fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
+        fix = Fix(remark=f"{again}   (first read the command: less {shlex.quote(str(file))})")
         raise ConfigError(Problem("DIR", error.filename, why, fix, "untrusted_file")) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise EkeError(f"{file}: has no command of a sweep. Start the sweep again") from error
