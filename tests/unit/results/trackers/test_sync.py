@@ -14,12 +14,13 @@ import pytest
 
 from eke.cli import main
 from eke.cli.sync import ending
+from eke.common.errors import ConfigError
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
-from eke.results.trackers.sync import Report, SyncOutcome
+from eke.results.trackers.sync import Report, SyncOutcome, find_runs
 from eke.results.trackers.sync.account import Receipt, add_receipt, lock_for_sync, read_content
 
 from .conftest import RUN_ID, child_environment, find_wandb_files, make_folder, rows, wait_until
@@ -241,6 +242,16 @@ def test_invalid_arguments_are_rejected(argument, why, online, tmp_path, capsys)
     assert why in error
     assert "-> eke sync runs" in error
     assert online.requests == []
+
+
+def test_fix_of_a_denied_folder_grants_access(tmp_path, monkeypatch):
+    def deny(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    with pytest.raises(ConfigError) as raised:
+        find_runs([str(tmp_path)])
+    assert raised.value.problems[0].remark.startswith(f"chmod -R u+rwX {tmp_path}")
 
 
 def test_sync_without_a_key_sends_no_data(server, tmp_path, capsys, monkeypatch):

@@ -5,6 +5,7 @@ no row arrived. See notes/tracking.md.
 """
 
 import math
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -45,12 +46,12 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
     problems = []
     for argument in arguments:
         path = find_folder(argument)
-        hits: list[FoundRun] = []
         try:
-            with suppress(FileNotFoundError):
-                hits = list(_find(path))
+            hits = list(_find(path)) if path.exists() else []
         except (OSError, ValueError) as error:
-            why, fix = str(getattr(error, "strerror", None) or error), Fix(remark="eke sync runs")
+            why = str(getattr(error, "strerror", None) or error)
+            allow = f"chmod -R u+rwX {shlex.quote(argument)}   (or ask its owner)"
+            fix = Fix(remark=allow if isinstance(error, PermissionError) else "eke sync runs")
             problems.append(Problem("DIR", argument, why, fix, "unreadable"))
             continue
         if all(hit.foreign for hit in hits):
