@@ -71,8 +71,7 @@ def retry(options: argparse.Namespace) -> int:
     chosen = list(found.values())  # several cells may be the same run
     _refuse_a_copy(folder, directory, cells)
     if not chosen:
-        none = f"no run is {' or '.join(wanted)}"
-        write_line(json.dumps({"rerun": []}) if options.json else none)
+        write_line('{"rerun": []}' if options.json else f"no run is {' or '.join(wanted)}")
         return EXIT_OK
     is_search = command[0] == "fit"
     words = ["eke", *command] if is_search else [*program().split(), *command]
@@ -143,8 +142,7 @@ def _set_records_aside(runs: Sequence[RunPaths]) -> Iterator[None]:
 def _traces(paths: RunPaths) -> list[int]:
     """Return modification times that change when a run is started or submitted."""
     tickets = (paths.ticket(launcher) for launcher in launchers_of(paths))
-    files = [file for file in (paths.attempts, *tickets) if file.exists()]
-    return [file.stat().st_mtime_ns for file in files]
+    return [file.stat().st_mtime_ns for file in (paths.attempts, *tickets) if file.exists()]
 
 
 _ASK_S = 10.0
@@ -204,9 +202,8 @@ def status(options: argparse.Namespace) -> int:
 
 def _heading_lines(folder: Path, standings: Sequence[RunStatus]) -> list[str]:
     """Return the numbers of runs in each state, and the overrides of all runs."""
-    states = describe_states(standings)
     shared = " ".join(shared_overrides([each.overrides for each in standings]))
-    lines = [f"{paint(short_path(folder), 'bold')}: {states}"]
+    lines = [f"{paint(short_path(folder), 'bold')}: {describe_states(standings)}"]
     return lines + (wrap(shared, width(), "shared: ") if shared else [])
 
 

@@ -182,8 +182,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
-        why = f"{key} cannot be moved to another package"
-        path = f"{key}@{parsed.package}"
+        why, path = f"{key} cannot be moved to another package", f"{key}@{parsed.package}"
         return [Problem(path, shown(raw), why, suggest_fix(plain, catalogue), "fixed_package")]
     if parsed.type is OverrideType.ADD and not entry:
         why = f"+ adds a new key. {key} already exists"

@@ -135,8 +135,7 @@ def _settings(
         setattr(settings, part, raw_parts[part])
     if not settings.is_auto and not re.fullmatch(r"0*[1-9]\d{0,8}", settings.repeats):
         why, fix = "must be a whole number from 1, or auto", Fix("sweep.repeats=auto")
-        problem = Problem("sweep.repeats", shown(settings.repeats), why, fix, "wrong_type")
-        problems.append(problem)
+        problems.append(Problem("sweep.repeats", shown(settings.repeats), why, fix, "wrong_type"))
     return settings, [*problems, *find_limit_problems(settings, "sweep.")]
 
 

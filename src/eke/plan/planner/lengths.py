@@ -126,10 +126,8 @@ def _full(config: Config, rows: int) -> MicroBatchShape:
     multiple = config.data.pad_to_multiple_of or 1
     target = getattr(config.task, "target_len", None) or config.data.seq_len
     together = rows if config.data.packing is Packing.padding_free else 1
-    source, target = (
-        -(-together * n // multiple) * multiple for n in (config.data.seq_len, target)
-    )
-    return MicroBatchShape(rows // together, source, target)
+    lengths = (-(-together * n // multiple) * multiple for n in (config.data.seq_len, target))
+    return MicroBatchShape(rows // together, *lengths)
 
 
 def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":

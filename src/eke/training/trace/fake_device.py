@@ -194,8 +194,7 @@ def register_autocast(device: str) -> object:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(aten, packet), overload or "default")
         policy = next((each for each, names in policies.items() if name in names), "float32")
-        kernel = autocast_kernel(operator, policy, device)
-        rules.impl(name, kernel, "AutocastPrivateUse1")
+        rules.impl(name, autocast_kernel(operator, policy, device), "AutocastPrivateUse1")
     return every, rules
 
 

@@ -123,8 +123,7 @@ class RecipeResolver:
         reasons = against if question.candidates else [question.otherwise]
         if question.otherwise and reasons:
             group = question.decides[0]
-            stays = f"{group}={getattr(situation.config, group).option}"
-            self._say(stays, "; ".join(reasons))
+            self._say(f"{group}={getattr(situation.config, group).option}", "; ".join(reasons))
         return situation
 
     def _note(self, candidate: RecipeOption, reason: str) -> None:
@@ -137,8 +136,7 @@ class RecipeResolver:
 
     def _say(self, override: str, reason: str) -> None:
         key, _, value = override.partition("=")
-        reason = f"recipe={self.recipe.name}: {reason}"
-        self.decisions.append(RecipeDecision(key, value, reason))
+        self.decisions.append(RecipeDecision(key, value, f"recipe={self.recipe.name}: {reason}"))
 
     def _read_menu(self) -> None:
         """Compose the overrides that may be chosen, many sections at a time."""
