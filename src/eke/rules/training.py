@@ -268,7 +268,7 @@ RULES = (
             (t := f.config.train).save_final
             and not (t.save_on_signal or t.checkpoint_every or t.keep_best)
         ),
-        why="a stopped or requeued run restarts at step 1: train.checkpoint_every = null",
+        why="a stopped or requeued run starts again at step 0: train.checkpoint_every = null",
         source="src/eke/training/loop/loop.py",
     ),
     Rule(
