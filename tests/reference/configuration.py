@@ -96,7 +96,7 @@ def _index(catalogue: Catalogue) -> str:
 def _title(name: str, catalogue: Catalogue) -> str:
     if name in GROUPS:
         return title(name)
-    about = "keys of a run" if name == _ROOT else summary(catalogue.sections[name][0])
+    about = "keys without a group" if name == _ROOT else summary(catalogue.sections[name][0])
     return f"{name}: {about.rstrip('.')}"
 
 
