@@ -335,7 +335,11 @@ def watched_attention(trace: StorageTrace) -> Any:
     true_call = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(trace, "inside_attention", True):
+        # torch.compile follows an assignment, but not mock.patch.
+        before, trace.inside_attention = trace.inside_attention, True
+        try:
             return true_call(*args, **kwargs)
+        finally:
+            trace.inside_attention = before
 
     return mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", watched)
