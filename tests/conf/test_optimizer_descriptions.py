@@ -97,6 +97,8 @@ def named_in(path: Path) -> set[str]:
                 found.add(text)
             case ast.ImportFrom(module=str(module)) if module.startswith("eke.config.schema"):
                 found |= schemas & {alias.name for alias in node.names}
+            case ast.Attribute(value=ast.Name(), attr=name) if name in schemas:
+                found.add(name)
             case ast.Call(func=ast.Attribute(attr="startswith" | "endswith", value=value)):
                 if ast.unparse(value).endswith("optimizer.option"):
                     found.add(ast.unparse(node))
