@@ -1,7 +1,7 @@
 """`python train.py ...` whose workers are forked, not started: torch is imported once for all.
 
 A fresh worker imports torch and transformers for four seconds to train for less. Each one is still
-a child of the command, in a session of its own, with its own environment, output and exit code.
+a child of the command, in a new session, with its own environment, output and exit code.
 Ranks, their agent and helper processes are started as always, and what is told of a run's own
 process (signals, kills, peaks of a fresh process) is for `train_py` and `start` to test.
 """

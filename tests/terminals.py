@@ -71,7 +71,7 @@ def _run(call: Callable[[], object], follower: int, widths: Sequence[int]) -> No
 
 
 _WHOLE = re.compile(r" *(?:(?:next|details):|->|\w+ =)? *(?:(?:python train\.py|eke) .*|\S+)")
-"""A command, override or path on a line of its own, perhaps with its name."""
+"""A command, override or path alone on a line, perhaps with its name."""
 
 
 def too_wide(text: str, columns: int) -> list[str]:

@@ -34,7 +34,7 @@ TASKS = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Rows are prepared in this process; a process of its own takes seconds to start."""
+    """Rows are prepared in this process; a separate process takes seconds to start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(request, "_prepare", prepare_store)
 

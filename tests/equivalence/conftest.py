@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def prepared_here(cache, monkeypatch) -> None:
-    """Rows are prepared in this process; a process of its own takes seconds to start."""
+    """Rows are prepared in this process; a separate process takes seconds to start."""
     from eke.data.preparation.rows import prepare_store
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -244,7 +244,7 @@ def factor_columns(overrides: Sequence[tuple[str, ...]], rows: Sequence[str]) ->
     if any(rows):  # what a row sets is not repeated
         pairs = {key: set(zip(rows, cells, strict=True)) for key, cells in factors.items()}
         factors = {key: cells for key, cells in factors.items() if len(pairs[key]) > len({*rows})}
-    if len(factors) > 5:  # else each has a column. The keys that tell most runs apart come first
+    if len(factors) > 5:  # else each has a column. The keys that separate most runs come first
         keys = sorted(factors, key=lambda key: -len({*factors[key]}))
         texts = [[f"{key}={factors[key][n]}" for key in keys] for n in range(count)]
         factors = {"configuration": [" ".join(t for t in each if t[-1] != "=") for each in texts]}
