@@ -3,10 +3,9 @@
 python benchmarks/compare_rounds.py results/compare_rounds_cpu.json
 
 The first record is written whole, the others as differences from it (`restored`). The test compares
-odd with even rounds, and with 10 % less speed. Steps are shorter than most interruptions by other
-processes, so that their median is of undisturbed steps, and a round takes one or two minutes: what
-changes more slowly is in odd and even rounds. Root may add `nice -n -20`. No other run of eke may
-use the machine.
+odd with even rounds, and with 10 % less speed. A round takes less than a minute: what changes more
+slowly is in odd and even rounds. Steps of about 50 ms differ less between equal runs than steps of
+10 ms (notes/lab/method.md). Root may add `nice -n -20`. No other run of eke may use the machine.
 """
 
 import argparse
@@ -22,8 +21,8 @@ from arguments import writable
 from provenance import machine
 
 SWEEP = (
-    "experiment=smoke", "train.steps=200", "train.timing_warmup_steps=20", "train.save_final=false",
-    "batch.per_device=1", "data.seq_len=16", "tracker=none", "optimizer=adamw,adafactor",
+    "experiment=smoke", "train.steps=100", "train.timing_warmup_steps=10", "train.save_final=false",
+    "batch.per_device=8", "data.seq_len=64", "tracker=none", "optimizer=adamw,adafactor",
     "memory=none,checkpointing", "sweep.repeats=6", "sweep.seeds=per_repeat",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]

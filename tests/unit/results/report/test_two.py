@@ -476,7 +476,6 @@ def of_another_model(record):
     record["choices"]["model"] = record["config"]["model"]["option"] = "small"
 
 
-@pytest.mark.skipif(not ROUNDS.exists(), reason="python benchmarks/compare_rounds.py records them")
 @pytest.mark.parametrize(
     ("change", "code"),
     [
