@@ -34,7 +34,7 @@ def packages(monkeypatch: pytest.MonkeyPatch):
     """`packages("torchao")`: an environment that has these alone."""
 
     def has(*names: str) -> None:
-        monkeypatch.setattr(requirements, "_is_there", lambda name: name in names)
+        monkeypatch.setattr(requirements, "_is_importable", lambda name: name in names)
 
     return has
 

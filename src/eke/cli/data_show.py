@@ -40,7 +40,7 @@ def main(command: str, arguments: list[str]) -> int:
     config = _configuration(typed)
     if options.json:
         parts = source_configs(config) if isinstance(config.data, Mix) else [config]
-        return print_once(json.dumps([_plain(part, options.rows) for part in parts], indent=2))
+        return print_once(json.dumps([_as_json(part, options.rows) for part in parts], indent=2))
     if not isinstance(config.data, Mix):
         return print_once(_shown(config, options))
     texts = []
@@ -65,7 +65,7 @@ def _shown(config: Config, options: Namespace) -> str:
     return "\n\n".join([*rows, _summary(config, store)])
 
 
-def _plain(config: Config, most: int) -> dict[str, Any]:
+def _as_json(config: Config, most: int) -> dict[str, Any]:
     """Return the first rows and the counts of one source as JSON values."""
     request, rows = request_of(config), list[dict[str, Any]]()
     if request is None or request.corpus:
@@ -120,7 +120,7 @@ def _row(config: Config, store: Store, join: _Join, number: int, with_ids: bool)
     heading += f", {sum(trained)} trained" if config.targets.is_generated else ""
     heading += _label(store, number)
     ways: list[_Join] = [join, lambda part: " ".join(map(str, part))]
-    return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
+    return "\n".join([heading, *(_mark_trained(way, ids, trained) for way in ways[: 1 + with_ids])])
 
 
 def _label(store: Store, number: int) -> str:
@@ -135,7 +135,7 @@ def _label(store: Store, number: int) -> str:
     return ""
 
 
-def _marked(join: _Join, ids: list[int], trained: list[bool]) -> str:
+def _mark_trained(join: _Join, ids: list[int], trained: list[bool]) -> str:
     """Mark the trained parts of a row. Each part begins after the text of the parts before."""
     before, after = ("\x1b[1;32m", "\x1b[0m") if has_color() else ("[[", "]]")
     whole, marked, at, end = join(ids), "", 0, 0

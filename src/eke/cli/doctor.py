@@ -69,7 +69,7 @@ def find_options(device: Device) -> tuple[_OptionFinding, ...]:
         (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
     ]
     for group, option in (pair for pair in pairs if pair not in NEEDS_MORE):
-        refused, warned = check(RuleInputs(_with(catalogue, base, group, option), device))
+        refused, warned = check(RuleInputs(_with_option(catalogue, base, group, option), device))
         own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
         usable = not any(problem in refused for problem in own)
         words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]
@@ -77,7 +77,7 @@ def find_options(device: Device) -> tuple[_OptionFinding, ...]:
     return tuple(findings)
 
 
-def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
+def _with_option(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
     """Return the default configuration with another option. Hydra would take 0.1 s."""
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))

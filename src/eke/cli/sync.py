@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         raise
     finally:
         if options.json:
-            write_line(json.dumps([_plain(report) for report in reports], indent=2))
+            write_line(json.dumps([_report_as_json(report) for report in reports], indent=2))
         elif reports:
             write_line(ending(reports))
     return EXIT_FAILED if any(report.verdict in FAILURES for report in reports) else EXIT_OK
@@ -59,7 +59,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _plain(report: Report) -> dict[str, object]:
+def _report_as_json(report: Report) -> dict[str, object]:
     known = {"rows": report.num_rows, "url": report.url, "note": report.note}
     return {"folder": str(report.folder), "outcome": report.verdict.value, **known}
 

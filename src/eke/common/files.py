@@ -97,10 +97,10 @@ def _steps(path: PurePath) -> tuple[str, ...]:
 def _is_mine(found: os.stat_result, folder: int) -> bool:
     """Return whether this user or root owns a file. Root may use any file."""
     me = os.geteuid()
-    return me == 0 or found.st_uid in (me, 0) or found.st_uid == _my_number(folder)
+    return me == 0 or found.st_uid in (me, 0) or found.st_uid == _own_user_id(folder)
 
 
-def _my_number(folder: int) -> int | None:
+def _own_user_id(folder: int) -> int | None:
     """Return this user's id on a file system with its own ids (CIFS): the owner of a new file."""
     name = f".{secrets.token_hex(8)}.tmp"
     try:
@@ -182,7 +182,7 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
         found = os.fstat(file.fileno())
         if own and os.geteuid() == 0 != found.st_uid:
             with open_trusted_dir(path.parent) as folder:
-                if found.st_uid != _my_number(folder):  # NFS maps root's files to another user
+                if found.st_uid != _own_user_id(folder):  # NFS maps root's files to another user
                     raise UntrustedPathError(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
             raise UntrustedPathError(f"has more than {limit >> 20} MiB", path)

@@ -104,7 +104,7 @@ def _closed(properties: Mapping[str, Any]) -> _Schema:
 def make_schemas(catalogue: Catalogue) -> dict[str, _Schema]:
     """Return group -> schema of its option files, and `config` -> schema of config.yaml."""
     entries = {"schema": "Types of all keys.", **_OWN_VALUES}
-    whole = _whole(entries, list(catalogue.options), "", catalogue)
+    whole = _full_schema(entries, list(catalogue.options), "", catalogue)
     schemas = {_CONFIG: {"title": "config.yaml", **whole}}
     for group in catalogue.options:
         if group in PRESETS:
@@ -168,10 +168,10 @@ def _preset_file(group: str, catalogue: Catalogue) -> _Schema:
         options = option_summaries(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
-    return {"title": title(group), **_whole(entries, groups, "override /", catalogue)}
+    return {"title": title(group), **_full_schema(entries, groups, "override /", catalogue)}
 
 
-def _whole(
+def _full_schema(
     entries: dict[str, str], groups: Sequence[str], prefix: str, catalogue: Catalogue
 ) -> _Schema:
     """Return the schema of sections, single keys and Hydra's keys.

@@ -79,9 +79,9 @@ class DeviceUse:
         for other in path.parent.glob("training-*"):
             with contextlib.suppress(OSError):  # just ended, or not a file
                 if other != path:
-                    self._meet(other)
+                    self._record_sharing(other)
 
-    def _meet(self, other: Path) -> None:
+    def _record_sharing(self, other: Path) -> None:
         """Record another run on these devices in both files. Delete the file of a killed run."""
         run, *devices = read_text(other).split() or [self._run]
         if devices and not is_locked(other):  # files are locked before they are written

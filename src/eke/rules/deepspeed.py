@@ -35,7 +35,7 @@ def _is_zero(facts: RuleInputs) -> bool:
     return facts.distributed.option in STAGE
 
 
-def _whole(facts: RuleInputs) -> int:
+def _unsharded(facts: RuleInputs) -> int:
     """Return the bytes of training state in one process without DeepSpeed."""
     return state_bytes(facts.config).total
 
@@ -70,7 +70,7 @@ def _offload(facts: RuleInputs) -> NvmeOffload | None:
     return offload if isinstance(offload, NvmeOffload) and sharing == "zero3" else None
 
 
-def _is_here(facts: RuleInputs) -> bool:
+def _is_local(facts: RuleInputs) -> bool:
     """Return whether the disk is on this machine. A plan may be for another one."""
     return _offload(facts) is not None and not facts.planning
 
@@ -115,7 +115,7 @@ def has_libaio_header(flags: str) -> bool:
     return done.returncode == 0
 
 
-def _instead(facts: RuleInputs) -> Fix:
+def _next_best(facts: RuleInputs) -> Fix:
     """Return the next best place for the state."""
     weights = facts.config.offload
     whole = isinstance(weights, NvmeOffload) and weights.weights is not WeightsPlace.device
@@ -193,10 +193,10 @@ RULES = (
         id="deepspeed_not_needed",
         key="distributed",
         when=lambda f: (
-            _is_zero(f) and f.on_cuda and _whole(f) < _ROOMY_FRAC * (f.device.memory_bytes or 0)
+            _is_zero(f) and f.on_cuda and _unsharded(f) < _ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
-            f"{format_bytes(_whole(f))} of training state fits on one {f.device.name} "
+            f"{format_bytes(_unsharded(f))} of training state fits on one {f.device.name} "
             f"({format_bytes(f.device.memory_bytes or 0)}). Sharding only makes it slower"
         ),
         fix=lambda f: Fix(
@@ -284,7 +284,7 @@ RULES = (
         ),
         why="supports float32 weights with AdamW, Lion or SGD, not scales of 8-bit states or "
         "float32 copies",
-        fix=_instead,
+        fix=_next_best,
         source="tests/equivalence/test_nvme.py",
     ),
     _deepspeed_rule(
@@ -300,7 +300,7 @@ RULES = (
         id="nvme_folder_writable",
         key="offload.path",
         when=lambda f: (
-            _is_here(f) and not (_folder(f).is_dir() and os.access(_folder(f), os.W_OK | os.X_OK))
+            _is_local(f) and not (_folder(f).is_dir() and os.access(_folder(f), os.W_OK | os.X_OK))
         ),
         why=lambda f: f"{_folder(f)} {'is not writable' if _folder(f).is_dir() else 'is a file'}",
         fix=Fix("offload.path=FOLDER", remark="on a local disk"),
@@ -309,27 +309,27 @@ RULES = (
     Rule(
         id="nvme_folder_is_a_disk",
         key="offload.path",
-        when=lambda f: _is_here(f) and _kind(f) in ("tmpfs", "ramfs"),
+        when=lambda f: _is_local(f) and _kind(f) in ("tmpfs", "ramfs"),
         why=lambda f: f"is in a {_kind(f)}, which is host memory",
-        fix=_instead,
+        fix=_next_best,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
     ),
     without_benefit(
         id="nvme_folder_is_local",
         key="offload.path",
-        when=lambda f: _is_here(f) and _kind(f) in _REMOTE,
+        when=lambda f: _is_local(f) and _kind(f) in _REMOTE,
         why=lambda f: (
             f"is on a network file system ({_kind(f)}). Each process transfers "
             f"{format_bytes(_files(f).files)} per step"
         ),
-        fix=_instead,
+        fix=_next_best,
         source="arXiv:2104.07857, section 5.2",
         sized=True,
     ),
     _deepspeed_rule(
         id="nvme_has_space",
         key="offload.path",
-        when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
+        when=lambda f: _is_local(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
         why=lambda f: (
             f"needs {format_bytes(_needed(f))}, "
             f"{format_bytes(shutil.disk_usage(_folder(f)).free)} free"
@@ -343,7 +343,7 @@ RULES = (
         key="offload",
         when=lambda f: _offload(f) and _files(f).files == 0,
         why="no tensor reaches the minimum size for disk (1 MiB, or offload.block_bytes)",
-        fix=_instead,
+        fix=_next_best,
         source="deepspeed.runtime.swap_tensor.utils, MIN_AIO_BYTES",
         versions=_VERSION,
         sized=True,
@@ -352,7 +352,7 @@ RULES = (
         id="nvme_buffers_are_locked",
         key="offload.piece_numbers",
         when=lambda f: (
-            _is_here(f) and (limit := _lockable_bytes()) is not None and _files(f).pinned > limit
+            _is_local(f) and (limit := _lockable_bytes()) is not None and _files(f).pinned > limit
         ),
         why=lambda f: (
             f"needs {format_bytes(_files(f).pinned)} of locked memory. The limit is "
@@ -365,9 +365,9 @@ RULES = (
     _deepspeed_rule(
         id="nvme_needs_libaio",
         key="offload",
-        when=lambda f: _is_here(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
+        when=lambda f: _is_local(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
         why="DeepSpeed compiles async_io at first use. libaio.h or a C++ compiler is missing",
-        fix=lambda f: Fix(*_instead(f).words, remark="or: apt-get install libaio-dev g++"),
+        fix=lambda f: Fix(*_next_best(f).words, remark="or: apt-get install libaio-dev g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
     ),
 )

@@ -53,7 +53,7 @@ def is_narrow(facts: RuleInputs) -> bool:
     return facts.config.precision.weights is Weights.bfloat16
 
 
-def _trains_adapters_alone(config: Config) -> bool:
+def _trains_only_adapters(config: Config) -> bool:
     """Return whether all trained weights are adapters, which are float32."""
     # A classifier's head and biases have the format of the weights.
     peft = config.peft
@@ -65,7 +65,7 @@ def _loses_updates(facts: RuleInputs) -> bool:
     config = facts.config
     return (
         is_narrow(facts)
-        and not _trains_adapters_alone(config)
+        and not _trains_only_adapters(config)
         and not decide_formats(config).master
         and not optimizer_entry(config.optimizer).rounds_at_random
         and config.optimizer.lr < _SMALLEST_STEP
@@ -114,7 +114,7 @@ def _next_size(facts: RuleInputs, key: str, unit: int) -> Fix:
     """Return the next multiple of `unit`, for a width also a multiple of 2 x heads."""
     if key == "hidden_size":
         unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
-    return Fix(f"model.{key}={_up(getattr(facts.config.model, key), unit)}")
+    return Fix(f"model.{key}={_round_up(getattr(facts.config.model, key), unit)}")
 
 
 def _align(facts: RuleInputs, key: str) -> Fix:
@@ -143,7 +143,7 @@ def _unit(facts: RuleInputs) -> tuple[int, str]:
     return 1, ""
 
 
-def _up(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -180,7 +180,7 @@ def _batch_fix(facts: RuleInputs) -> Fix:
     good = max(step, config.batch.micro_batch // step * step)
     target, together = config.batch.target, good * config.distributed.num_processes
     if target is not None and target % together:
-        return Fix(f"batch.per_device={good}", f"batch.target={_up(target, together)}")
+        return Fix(f"batch.per_device={good}", f"batch.target={_round_up(target, together)}")
     return Fix(f"batch.per_device={good}")
 
 

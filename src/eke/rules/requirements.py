@@ -129,7 +129,7 @@ _INSTEAD = {
 """Group -> an option without extra packages."""
 
 
-def _is_there(package: str) -> bool:
+def _is_importable(package: str) -> bool:
     """Return whether `a.b` can be imported, without the slow import of `a`."""
     top, *inner = package.split(".")
     spec = find_spec(top)
@@ -147,7 +147,7 @@ def _option(facts: RuleInputs, group: str) -> str:
 def _missing(facts: RuleInputs, group: str) -> tuple[str, str]:
     """Return the option's first missing package and its install command, or empty strings."""
     packages, line = NEEDS.get((group, _option(facts, group)), ("", ""))
-    return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
+    return next(((name, line) for name in packages.split() if not _is_importable(name)), ("", ""))
 
 
 def _without(facts: RuleInputs, group: str) -> str:

@@ -147,7 +147,7 @@ def _set(group: str, **values: Any) -> _Edit:
     return lambda config: replace(config, **{group: replace(getattr(config, group), **values)})
 
 
-def _become(group: str, kind: type, **values: Any) -> _Edit:
+def _change_class(group: str, kind: type, **values: Any) -> _Edit:
     """Return an edit that changes the class of a group and keeps the common fields."""
 
     def edit(config: Config) -> Config:
@@ -334,7 +334,7 @@ _TABLE = (
     ),
     Technique(
         "distributed=fsdp", "weights, gradients, states", _LINKS, applies=_shares_less_than("fsdp"),
-        edit=_become("distributed", FSDP, option="fsdp", deepspeed_config=None),
+        edit=_change_class("distributed", FSDP, option="fsdp", deepspeed_config=None),
     ),
     Technique(
         "offload=optimizer_cpu", "optimizer states",
@@ -365,7 +365,7 @@ _TABLE = (
         "unpacks each layer for its use: arXiv:2305.14314, section 3",
         numerics=Numerics.reduced,
         applies=lambda c: c.peft.option in ("none", "lora") and not c.model.freeze,
-        edit=_become("peft", QLora, option="qlora"),
+        edit=_change_class("peft", QLora, option="qlora"),
     ),
 )  # fmt: skip
 

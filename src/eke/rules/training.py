@@ -96,7 +96,7 @@ def _needs_norm(facts: RuleInputs) -> str:
     return ""
 
 
-def _same_step(facts: RuleInputs) -> Fix:
+def _keep_samples_per_step(facts: RuleInputs) -> Fix:
     """Return the same number of samples per step, with the default micro-batch."""
     config = facts.config
     times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
@@ -340,7 +340,7 @@ RULES = (
         key="batch.accumulation",
         when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
         why="conflicts with batch=auto, which keeps batch.target (samples per step)",
-        fix=_same_step,
+        fix=_keep_samples_per_step,
         source=_BATCH_AUTO,
     ),
 )

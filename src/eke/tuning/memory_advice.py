@@ -159,27 +159,27 @@ def advise(plan: Plan, count: int = 5, other_devices: bool = True) -> list[Advic
     cheap = techniques_for(plan, LOW_COST_TECHNIQUES)
     dear = techniques_for(plan, HIGH_COST_TECHNIQUES)
     axes = [*cheap, batches, *dear]
-    alone = [_sufficient(plan, [axis]) for axis in axes]
-    fewest = filter(None, (_tried(plan, (each,)) for each in several))
+    alone = [_sufficient_advice(plan, [axis]) for axis in axes]
+    fewest = filter(None, (_try_techniques(plan, (each,)) for each in several))
     alone.append(list(islice(fewest, 1)))
     found = [advice for each in alone for advice in each]
     if len(found) < count or not any(advice.keeps for advice in found):
         too_little = [a for a, each in zip([*axes, several], alone, strict=True) if not each]
         for pair in combinations(too_little, 2):
-            found += _sufficient(plan, pair)
+            found += _sufficient_advice(plan, pair)
     if not found:
         for pair in combinations([*cheap, *dear], 2):
-            found += _sufficient(plan, (batches[-1:], *pair))
+            found += _sufficient_advice(plan, (batches[-1:], *pair))
     return sorted(found, key=lambda advice: advice.rank)[:count]
 
 
-def _sufficient(plan: Plan, axes: Sequence[_Techniques]) -> list[Advice]:
+def _sufficient_advice(plan: Plan, axes: Sequence[_Techniques]) -> list[Advice]:
     """Return the mildest sufficient changes that keep the training, and that change it."""
     found = []
     every = combine(axes)
     for keeps in (True, False):
         of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
-        tried = (_tried(plan, techniques) for techniques in of_kind)
+        tried = (_try_techniques(plan, techniques) for techniques in of_kind)
         best = first_that_fits_memory(
             (advice for advice in tried if advice), lambda advice: advice.forecast
         )
@@ -187,7 +187,7 @@ def _sufficient(plan: Plan, axes: Sequence[_Techniques]) -> list[Advice]:
     return found
 
 
-def _tried(plan: Plan, techniques: _Techniques) -> Advice | None:
+def _try_techniques(plan: Plan, techniques: _Techniques) -> Advice | None:
     """Return advice if the techniques apply, rules other than size permit them, and it fits."""
     config = applied(plan.config, techniques)
     if config is None or check(RuleInputs(config, plan.device, planning=True), NOT_BY_SIZE)[0]:

@@ -224,7 +224,7 @@ class Chooser:
         combined = combine([(none, *techniques) for techniques in self.axes])
         taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):
-            situation, _ = self._with(techniques)
+            situation, _ = self._with_techniques(techniques)
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
                 kept = tuple(each for each in techniques if each.keeps_training)  # yielded before
@@ -258,7 +258,7 @@ class Chooser:
 
     def _reason(self, combination: Combination, technique: Technique) -> str:
         others = tuple(each for each in combination.techniques if each is not technique)
-        without, _ = self._with(others)
+        without, _ = self._with_techniques(others)
         clauses = [technique.reason]
         if without is not None and without.forecast is not None:
             size = format_bytes(combination.forecast.peak.expected)
@@ -271,7 +271,7 @@ class Chooser:
                 clauses.append(f"not {' '.join(overrides)}: {why}")
         return "; ".join(clauses)
 
-    def _with(self, techniques: Sequence[Technique]) -> tuple[ChoiceContext | None, str]:
+    def _with_techniques(self, techniques: Sequence[Technique]) -> tuple[ChoiceContext | None, str]:
         """Return the situation with techniques, or None and the reason for their rejection."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)
@@ -281,6 +281,6 @@ class Chooser:
         return (situation, "") if problem is None else (None, problem.why)
 
     def _is_permitted(self, technique: Technique) -> bool:
-        situation, why = self._with([technique])
+        situation, why = self._with_techniques([technique])
         self.rejected |= {} if situation else {technique.overrides: why}
         return situation is not None

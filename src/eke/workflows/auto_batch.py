@@ -68,7 +68,7 @@ def valid_candidates(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
 
     `lenient` skips rules about memory, for the forecast. Raises ConfigError with all broken rules.
     """
-    refused, found = _checked(facts, lenient)
+    refused, found = _apply_rules(facts, lenient)
     is_fixed = facts.config.batch.per_device is not None
     # With batch=auto, a rule about `batch` concerns the target, or the smallest micro-batch.
     if refused and (is_fixed or any(each.key.startswith("batch.") for each in refused)):
@@ -76,14 +76,14 @@ def valid_candidates(facts: RuleInputs, lenient: bool) -> list[ValidCandidate]:
     if is_fixed:
         return [found]
     configs = possible_batches(facts.config)
-    tried = [_checked(replace(facts, config=each), lenient) for each in configs]
+    tried = [_apply_rules(replace(facts, config=each), lenient) for each in configs]
     allowed = [each for refused, each in tried if not refused]
     if not allowed:
         raise ConfigError(min((refused for refused, _ in tried), key=len))
     return allowed
 
 
-def _checked(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], ValidCandidate]:
+def _apply_rules(facts: RuleInputs, lenient: bool) -> tuple[list[Problem], ValidCandidate]:
     refused, warned = check(facts)
     if lenient:
         refused = [problem for problem in refused if problem.id not in BY_SIZE]
@@ -166,11 +166,11 @@ def _reasons(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget)
     if chosen.how != "predicted":
         words.append("probed" if chosen.how == "probed" else "same choice as before")
     if has_larger:
-        words.append(_of_larger(search, chosen, means))
+        words.append(_why_not_larger(search, chosen, means))
     return [ShownDecision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
-def _of_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> str:
+def _why_not_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearchBudget) -> str:
     number = chosen.number + 1
     size, found = search.plans[number].batch.per_device, search.forecast(number)
     peak = found.peak

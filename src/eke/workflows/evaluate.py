@@ -196,7 +196,7 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     directory = Path(plan.config_dir) if plan.config_dir else None
     composed = compose([*kept, *overrides, *fixed], directory)
     if names_data or "data.eval_path" in typed:
-        composed = _whole(composed, typed, names_data)
+        composed = _with_all_rows(composed, typed, names_data)
     return plan_for(composed, planning=True)
 
 
@@ -214,7 +214,7 @@ def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
     return key not in typed and (group not in typed or key in ("data.seq_len", "data.tokenizer"))
 
 
-def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
+def _with_all_rows(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
     """Return the configuration that evaluates all rows."""
     data = composed.config.data
     wanted: dict[str, Any] = {"num_eval_samples": 10**7}  # the maximum

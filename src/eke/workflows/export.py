@@ -49,7 +49,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
         notes = [] if plan else _unmerged(record, adapted, merge)
     except Exception as error:  # another user's record may have any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
-    with _whole(target) as unfinished:
+    with _write_then_move(target) as unfinished:
         _copy_checked(paths.exported(record.model_step), unfinished)
         notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
@@ -168,7 +168,7 @@ def _mergeable(paths: RunPaths) -> Plan:
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
+def _write_then_move(target: Path) -> Iterator[Path]:
     """Yield a temporary folder whose files are moved to `target` at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")

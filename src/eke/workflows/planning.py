@@ -117,7 +117,7 @@ def _plan_for(
         target = launcher.target(composed.config)
     elif target is None:
         target = *choose_device(composed.config.hardware.option), num_allocated_nodes()
-    device, reason, num_nodes = _with_enough(*target, composed.config)
+    device, reason, num_nodes = _with_enough_devices(*target, composed.config)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
@@ -142,7 +142,7 @@ def _plan_for(
         made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
-    allowed = _allowed(facts, lenient, plan_of)
+    allowed = _allowed_candidates(facts, lenient, plan_of)
     plan, has_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, has_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
@@ -154,7 +154,7 @@ def _plan_for(
     return check_memory_fit(plan, trace) if refuse and not has_fit else plan
 
 
-def _with_enough(
+def _with_enough_devices(
     device: Device, reason: str, num_nodes: int, config: Config
 ) -> tuple[Device, str, int]:
     """Return a declared GPU, whose number is unknown, as often as the run needs it."""
@@ -191,7 +191,7 @@ def _explained(
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
-def _allowed(
+def _allowed_candidates(
     facts: RuleInputs, lenient: bool, plan_of: Callable[[ValidCandidate], Plan]
 ) -> list[ValidCandidate]:
     """Return `valid_candidates`. If only the size is rejected, propose a sufficient fix."""
@@ -204,10 +204,10 @@ def _allowed(
             smallest = plan_of(valid_candidates(facts, lenient=True)[0])
         except ConfigError:  # there is another problem: report the rule's first
             raise error from None
-        raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
+        raise ConfigError([_with_fix(each, smallest) for each in error.problems]) from None
 
 
-def _with_room(problem: Problem, plan: Plan) -> Problem:
+def _with_fix(problem: Problem, plan: Plan) -> Problem:
     """Return a rule's problem about a lower bound with an override that suffices for the run."""
     advice = first_memory_advice(plan, known_forecast(plan))
     if advice is None or check(RuleInputs(advice.plan.config, plan.device, planning=True))[0]:

@@ -78,7 +78,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         problems.append(Problem("rerun", "true", why, Fix("rerun=false"), "conflicting_keys"))
     # The id was computed with the first attempt's division of the batch.
     first = next(iter(read_attempts(paths)), {}).get("cut")
-    if not problems and _as_begun(plan, first or cut_of(before)).run_id != before.run_id:
+    if not problems and _with_first_division(plan, first or cut_of(before)).run_id != before.run_id:
         why = "was started with other data, another kind of device or a numerically different eke"
         fix = Fix(f"{_KEY}=null", remark="starts another run")
         problems.append(Problem(_KEY, named, why, fix, "not_resumable"))
@@ -133,7 +133,7 @@ def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
     return [Problem("distributed.num_processes", str(asked), why, fix, "not_resumable")]
 
 
-def _as_begun(plan: Plan, cut: Mapping[str, Any]) -> Plan:
+def _with_first_division(plan: Plan, cut: Mapping[str, Any]) -> Plan:
     """Return the plan with the `distributed` and `batch` of the run's first attempt."""
     plain = make_converter().unstructure(plan.config)
     for group, values in cut.items():  # keys outside of an id keep their present value

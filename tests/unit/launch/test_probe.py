@@ -7,7 +7,7 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.run_attempt import _judged, trial_of
+from eke.launch.processes.run_attempt import _probe_outcome, trial_of
 from eke.plan.record import DeadRank, Failure, write_end
 
 
@@ -59,7 +59,7 @@ def test_run_is_not_a_trial() -> None:
 def test_trial_outcome_is_read(tmp_path, outcome, exit_code, fits) -> None:
     failure = None if outcome == "ok" else Failure("forward", "what it said")
     record = SimpleNamespace(outcome=outcome, failure=failure, attempt=0)
-    found = _judged(record, RunPaths(tmp_path), exit_code)
+    found = _probe_outcome(record, RunPaths(tmp_path), exit_code)
     assert found.fits is fits
     assert bool(found.reason) == (outcome != "ok")
 
@@ -68,4 +68,4 @@ def test_killed_rank_of_a_trial_ran_out_of_memory(tmp_path) -> None:
     paths = RunPaths(tmp_path)
     write_end(paths, DeadRank(0, 1, -signal.SIGKILL, 0))
     record = SimpleNamespace(outcome="crashed", failure=Failure("worker", "gone"), attempt=0)
-    assert _judged(record, paths, 1).fits is False
+    assert _probe_outcome(record, paths, 1).fits is False

@@ -227,7 +227,9 @@ def test_launcher_that_rejects_every_trial_ends_the_search(tmp_path) -> None:
 
 def test_missing_package_is_reported_before_the_first_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
-    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr(
+        "eke.rules.requirements._is_importable", lambda name: name != "bitsandbytes"
+    )
     typed = ("optimizer=adamw_8bit", *FEW)
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))

@@ -11,7 +11,7 @@ from eke.common.screen import take_flags
 from eke.launch.processes.run_dir import find_place
 from eke.plan.planner import cut_of, outline_record, write_plan
 from eke.plan.record import MeasuredMemory, Outcome, metrics, start_attempt, write_record
-from eke.training.loop.results import _by_cut
+from eke.training.loop.results import _steps_by_division
 
 RUN = ("data=synthetic", "tracker=none", "hardware=cpu", "train.steps=30", "model=tiny_gpt2")
 FOUR = ("distributed=fsdp", "distributed.num_processes=4", "batch.per_device=2")
@@ -165,6 +165,6 @@ def test_run_with_two_batch_layouts_has_no_speed() -> None:
     rates = [metrics.throughput(rows, 1.0, "", 1, None).samples_per_s for rows in (one, two)]
     assert rates == [3.2, None]
     cuts = [{"cut": {"batch": n}} for n in (0, 0, 1)]
-    found = _by_cut(two, cuts, MeasuredMemory(peak_allocated_bytes=7))
+    found = _steps_by_division(two, cuts, MeasuredMemory(peak_allocated_bytes=7))
     assert [(each["steps"], each["steady_step_s"]["median"]) for each in found] == [(4, 2.5)] * 2
     assert [each.get("peak_allocated_bytes") for each in found] == [None, 7]

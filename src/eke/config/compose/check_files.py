@@ -52,24 +52,24 @@ def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | Non
     if path.is_dir() or any(part.startswith(".") for part in place.parts):
         return None
     if path.suffix == ".yml":
-        fix = _move(path.name, f"{path.stem}.yaml")
+        fix = _move_fix(path.name, f"{path.stem}.yaml")
         return Problem(str(path), "", "Hydra only reads *.yaml files", fix, "wrong_file")
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
         return None
     if len(place.parts) == 1:
         why = "has no effect. Options are in a folder with the name of their group"
-        return Problem(str(path), "", why, _move(place, f"experiment/{place}"), "wrong_file")
+        return Problem(str(path), "", why, _move_fix(place, f"experiment/{place}"), "wrong_file")
     if place.parts[0] not in groups:
         near = suggest_match(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group. Groups: {', '.join(groups)}"
-        return Problem(str(path), "", why, _move(place.parts[0], near), "wrong_file")
+        return Problem(str(path), "", why, _move_fix(place.parts[0], near), "wrong_file")
     if (conf_folder() / place).exists():  # Hydra uses the first on its search path
         why, new = "eke's option of the same name takes precedence", f"my_{place.stem}"
-        return Problem(str(path), "", why, _move(place, place.with_stem(new)), "wrong_file")
+        return Problem(str(path), "", why, _move_fix(place, place.with_stem(new)), "wrong_file")
     return None
 
 
-def _move(old: object, new: object) -> Fix:
+def _move_fix(old: object, new: object) -> Fix:
     return Fix(remark=shlex.join(["mv", str(old), str(new)]))
 
 
@@ -86,7 +86,7 @@ def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
         return _absent_option(absent[1], absent[2], catalogue)
     match = re.search(r"In '([^']+)'", text)
     file = _find_file(match[1] if match else "", catalogue)
-    if file and (begun := _beginning(file)):
+    if file and (begun := _header_problem(file)):
         return begun
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
@@ -99,7 +99,7 @@ def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
 def explain_untyped(group: str, option: str, catalogue: Catalogue) -> Problem:
     """Return the problem of an option without schema in a group with several schemas."""
     file = _find_file(f"{group}/{option}", catalogue)
-    begun = _beginning(file) if file else None
+    begun = _header_problem(file) if file else None
     why = f"its defaults need /schema/{group}/NAME@_here_. NAME: {', '.join(VARIANTS[group])}"
     return begun or Problem(group, option, why, _CORRECT_FILE, "wrong_file")
 
@@ -130,7 +130,7 @@ def check_options(
     return problems
 
 
-def _beginning(file: Path) -> Problem | None:
+def _header_problem(file: Path) -> Problem | None:
     """Return the problem of a file without package directive or defaults list, else None."""
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())

@@ -29,7 +29,7 @@ def find_source_problems(data: Data) -> list[Problem]:
     return found or list(_check_shares(data))
 
 
-def _of_source(number: int, key: str, value: Any, why: str, fix: Fix | str) -> Problem:
+def _source_problem(number: int, key: str, value: Any, why: str, fix: Fix | str) -> Problem:
     """Return the problem of a key of a source. A text as `fix` is the right value."""
     fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
     where = f"data.sources[{number}].{key}"
@@ -42,30 +42,30 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
         ending = option_for(str(source.get("path", "")))
         meant = suggest_match(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
         why = f"must be one of {', '.join(MIXED)}"
-        yield _of_source(number, "option", option, why, str(meant))
+        yield _source_problem(number, "option", option, why, str(meant))
         return
     fields = {**dict(class_fields(Weighted)), **dict(class_fields(MIXED[option]))}
     for key, known in fields.items():
         if known.default == "???" and key not in source:
             wanted = default_text(known, f"data.{key}")
-            yield _of_source(number, key, "", f"{option} needs a value", wanted)
+            yield _source_problem(number, key, "", f"{option} needs a value", wanted)
     for key, value in source.items():
         if key in SHARED:
             fix = Fix(remark=f"data.{key}={format_value(value)}, outside the sources")
-            yield _of_source(number, key, value, "is shared by all sources", fix)
+            yield _source_problem(number, key, value, "is shared by all sources", fix)
             continue
         if key not in fields:
             fix = Fix(remark=f"write {suggest_match(key, fields) or ', '.join({*fields} - SHARED)}")
-            yield _of_source(number, key, value, f"unknown key of {option}", fix)
+            yield _source_problem(number, key, value, f"unknown key of {option}", fix)
             continue
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
         if is_text or not is_valid_value(known, value):
             why = f"must be {known.words()}"
-            yield _of_source(number, key, value, why, suggest_value(known, value))
+            yield _source_problem(number, key, value, why, suggest_value(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):
             why = f"must be {known.limit.describe(value)}"
-            yield _of_source(number, key, value, why, format_value(known.default or 1))
+            yield _source_problem(number, key, value, why, format_value(known.default or 1))
 
 
 def _check_shares(mix: Mix) -> Iterator[Problem]:
@@ -76,9 +76,9 @@ def _check_shares(mix: Mix) -> Iterator[Problem]:
             why = f"needs a weight, as {len(given)} of {len(weights)} sources have one"
             if mix.is_stream:
                 why = "each source of a stream needs a weight"
-            yield _of_source(number, "weight", None, why, format_value(min(given, default=1)))
+            yield _source_problem(number, "weight", None, why, format_value(min(given, default=1)))
         if name in names[:number]:
             why = f"is also the name of data.sources[{names.index(name)}]"
             of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
             fix = Fix(remark="each split once") if of_hub else f"{name}_{number}"
-            yield _of_source(number, "name", name, why, fix)
+            yield _source_problem(number, "name", name, why, fix)

@@ -51,10 +51,10 @@ def is_self_contained(group: str, option: str, catalogue: Catalogue) -> bool:
     if not is_preset and re.search(r"^#\s*@package", text, flags=re.MULTILINE):
         return False
     entries = (yaml.load(text, _LOADER) or {}).get("defaults") or []
-    return all(_is_alone(entry, group, is_preset, catalogue) for entry in entries)
+    return all(_writes_own_section(entry, group, is_preset, catalogue) for entry in entries)
 
 
-def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> bool:
+def _writes_own_section(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> bool:
     """Return whether an entry of a defaults list only writes into its own section."""
     if isinstance(entry, dict):
         words = " ".join(map(str, [*entry.keys(), *entry.values()]))

@@ -94,7 +94,7 @@ def compose(
     with _explained(overrides), hydra_state():
         trees = make_trees(open_catalogue(config_dir))
         overrides, _ = last_wins(overrides, trees.catalogue)
-        return _composed(_checked(overrides, trees, in_sweep), tuple(overrides), trees)
+        return _composed(_valid_overrides(overrides, trees, in_sweep), tuple(overrides), trees)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
     return make_catalogue(config_dir)
 
 
-def _checked(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) -> list[str]:
+def _valid_overrides(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) -> list[str]:
     """Return the overrides to compose. ConfigError has the errors of all overrides."""
     catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
@@ -126,7 +126,7 @@ def _checked(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) -> list[
     good = [text for text in texts if not found[text]]
     problems = spaced + [problem for text in texts for problem in found[text]]
     if problems:
-        problems = _with_full_commands(problems, found) + _deeper(good, problems, trees)
+        problems = _with_full_commands(problems, found) + _further(good, problems, trees)
         raise ConfigError(_without_placeholders(problems, good))
     return good
 
@@ -233,7 +233,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) 
             class_fields(type(getattr(config, section)))
         ):
             text = f"{section}.{name}=[...]"
-            problems.append(_elsewhere(text, tree.choices[section], good, catalogue))
+            problems.append(_misplaced(text, tree.choices[section], good, catalogue))
     if problems := problems + secrets_in(dataclasses.asdict(config)):
         raise ConfigError(problems)
     config.sweep = Sweep()
@@ -278,7 +278,7 @@ def _explain(error: RejectedValues, good: Sequence[str], trees: ComposeCache) ->
         option = error.choices.get(section, "")
         fields = dict(class_fields(catalogue.schema_class(section, option))) if option else {}
         if option and name not in fields:
-            problems.append(_elsewhere(text, option, good, catalogue))
+            problems.append(_misplaced(text, option, good, catalogue))
         elif option and value == "null":
             fix = Fix(f"{key}={default_text(fields[name], key)}")
             why = f"must be {fields[name].words()}"
@@ -286,11 +286,11 @@ def _explain(error: RejectedValues, good: Sequence[str], trees: ComposeCache) ->
         else:
             problems.append(Problem(key, shown(value), hydra_reason(refused), id="wrong_type"))
     if all(problem.key in catalogue.keys for problem in problems):
-        problems += _deeper(good, problems, trees)
+        problems += _further(good, problems, trees)
     return problems
 
 
-def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
+def _misplaced(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
     """Return the problem of a key that exists only in other options of the group."""
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
@@ -309,7 +309,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, fix, "other_options_key")
 
 
-def _deeper(good: Sequence[str], problems: list[Problem], trees: ComposeCache) -> list[Problem]:
+def _further(good: Sequence[str], problems: list[Problem], trees: ComposeCache) -> list[Problem]:
     """Return further problems of the valid overrides, except in sections with a problem."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}

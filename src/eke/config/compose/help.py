@@ -71,7 +71,7 @@ def help_text(config_dir: Path | None = None, topic: str = "", columns: int | No
         sections = ["", *dict.fromkeys([*catalogue.options, *catalogue.sections])]
         blocks = [block for each in sections for block in _section(each, catalogue, columns)]
     elif topic:
-        blocks = _topic(topic, catalogue, columns)
+        blocks = _topic_page(topic, catalogue, columns)
     else:
         blocks = _first_page(catalogue, columns)
     return "\n\n".join("\n".join(lines) for lines in blocks)
@@ -134,7 +134,7 @@ def _ordered(group: str, catalogue: Catalogue) -> list[str]:
     return sorted(catalogue.options[group], key=lambda name: (name != default, name))
 
 
-def _topic(topic: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
+def _topic_page(topic: str, catalogue: Catalogue, columns: int) -> list[list[str]]:
     """Return the page of a section or an option. ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     path, _, option = topic.partition("=")

@@ -55,7 +55,7 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     if key == "hydra.searchpath":
         why, fix = "own options need --config-dir", Fix(remark="--config-dir FOLDER")
         return [Problem(key, shown(raw), why, fix, "hydra_setting")]
-    fix = _in_place_of(key, raw)
+    fix = _equivalent_fix(key, raw)
     why = _NO_EFFECT if fix else f"{_NO_EFFECT}. Remove it"
     return [Problem(key, shown(raw), why, fix, "hydra_setting")]
 
@@ -63,7 +63,7 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
 _NO_EFFECT = "is a setting of Hydra without effect here: eke starts the runs"
 
 
-def _in_place_of(path: str, raw: str) -> Fix:
+def _equivalent_fix(path: str, raw: str) -> Fix:
     """Return eke's equivalent of a setting, an empty fix if there is none."""
     if path in ("hydra.run.dir", "hydra.sweep.dir"):
         return Fix(f"paths.runs={'FOLDER' if '$' in raw else raw}")
@@ -80,7 +80,7 @@ def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
     lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
     hits = ((f"{f}:{n}", hit[1].strip()) for f, n, line in lines if (hit := wanted.search(line)))
     where, value = next(hits, (path, raw))
-    instead = _in_place_of(path, value)
+    instead = _equivalent_fix(path, value)
     remark = "and delete this line" if instead.words else "delete this line"
     if instead.remark:
         remark += f", and use {instead.remark}"
@@ -99,7 +99,7 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
         elif isinstance(part, RangeSweep):
             if not math.isfinite((part.stop or 0) - (part.start or 0)):
                 raise ValueError(part)
-            yield from map(Transformer.str, _in_order(part.range(), part.shuffle))
+            yield from map(Transformer.str, _shuffle_if(part.range(), part.shuffle))
         elif not isinstance(part, IntervalSweep):
             yield Transformer.str(part)
 
@@ -127,11 +127,11 @@ def sweep_parts(value: Any) -> Iterator[Any]:
     if not isinstance(value, ChoiceSweep):
         yield value
         return
-    for item in _in_order(value.list, value.shuffle):
+    for item in _shuffle_if(value.list, value.shuffle):
         yield from sweep_parts(item)
 
 
-def _in_order(items: Iterable[Any], shuffled: bool) -> Iterable[Any]:
+def _shuffle_if(items: Iterable[Any], shuffled: bool) -> Iterable[Any]:
     """Shuffle with a fixed seed, so that the sweep is reproducible."""
     found = list(items) if shuffled else []
     random.Random(0).shuffle(found)

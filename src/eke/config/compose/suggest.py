@@ -35,13 +35,13 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     section, _, name = key.rpartition(".")
     if section:
         return _nearest_nested(section, name, catalogue)
-    if _named_so(name, catalogue):
-        return _by_name(name, catalogue)
+    if _keys_named(name, catalogue):
+        return _key_named(name, catalogue)
     roots = [path for path in catalogue.keys if "." not in path]
     if near := suggest_match(name, [*catalogue.options, *catalogue.sections, *roots]):
         return near
     near = suggest_match(name, [path.rpartition(".")[2] for path in typable_keys(catalogue)])
-    return _by_name(near, catalogue) if near else None
+    return _key_named(near, catalogue) if near else None
 
 
 def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None:
@@ -52,24 +52,26 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
     if near_section and (near := suggest_match(name, catalogue.names(near_section))):
         return f"{near_section}.{near}"
     if section in catalogue.sections:
-        return name if name in catalogue.options else _by_name(name, catalogue)
-    return _by_name(name, catalogue) or suggest_match(f"{section}.{name}", typable_keys(catalogue))
+        return name if name in catalogue.options else _key_named(name, catalogue)
+    return _key_named(name, catalogue) or suggest_match(
+        f"{section}.{name}", typable_keys(catalogue)
+    )
 
 
-def _by_name(name: str, catalogue: Catalogue) -> str | None:
+def _key_named(name: str, catalogue: Catalogue) -> str | None:
     """Return the key whose last part is `name`, if there is exactly one."""
-    paths = _named_so(name, catalogue)
+    paths = _keys_named(name, catalogue)
     return paths[0] if len(paths) == 1 else None
 
 
-def _named_so(name: str, catalogue: Catalogue) -> list[str]:
+def _keys_named(name: str, catalogue: Catalogue) -> list[str]:
     return [k for k in typable_keys(catalogue) if k.rpartition(".")[2] == name]
 
 
 def list_known_keys(key: str, catalogue: Catalogue) -> str:
     """Return a message for an unknown key without a near match, with the existing keys."""
     section, _, name = key.rpartition(".")
-    if several := _named_so(name, catalogue):
+    if several := _keys_named(name, catalogue):
         return f"unknown key. Did you mean {' or '.join(several)}?"
     if section in catalogue.sections:
         keys = list_closest(name, catalogue.names(section), section)

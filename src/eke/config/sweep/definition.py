@@ -95,7 +95,7 @@ def _read_definition(typed: Sequence[str], trees: ComposeCache) -> _Definition:
     catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
-    problems = [p for text in own for p in _wrong(text, catalogue)]
+    problems = [p for text in own for p in _override_problems(text, catalogue)]
     settings, more = _settings(own, about, trees)
     problems += more
     if problems:
@@ -107,7 +107,7 @@ def _read_definition(typed: Sequence[str], trees: ComposeCache) -> _Definition:
     zipped = {str(key): value for key, value in settings.zip.items() if key not in keys}
     rows = {str(name): _row(str(name), value, keys) for name, value in settings.rows.items()}
     definition = _Definition(tuple(axes), rows, _steps(zipped, catalogue), settings)
-    _refuse_twice(definition)
+    _reject_duplicate_keys(definition)
     return definition
 
 
@@ -143,7 +143,7 @@ def _key(text: str) -> str:
     return text.lstrip("+").partition("=")[0]
 
 
-def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
+def _override_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     """Return the problems of an override that may have several values."""
     if problems := find_problems(text, catalogue, multirun=True):
         return problems
@@ -162,7 +162,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
 
 def _values(text: str, catalogue: Catalogue) -> _Overrides:
     """Return each `key=value` of an override. ConfigError if it is invalid."""
-    if problems := _wrong(text, catalogue):
+    if problems := _override_problems(text, catalogue):
         raise ConfigError(problems)
     parsed = parse(text)
     if not parsed.is_sweep_override():
@@ -191,7 +191,7 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[_Overrides, ..
     return tuple(zip(*columns, strict=True))
 
 
-def _refuse_twice(definition: _Definition) -> None:
+def _reject_duplicate_keys(definition: _Definition) -> None:
     """Raise ConfigError for keys that a run has twice, in its row or in several parts."""
     product = [axis[0] for axis in definition.axes if axis]
     shared = [*product, *next(iter(definition.steps), ()), *definition.repeat(0)]

@@ -20,7 +20,7 @@ from eke.data.sources import PrepareRequest
 def _main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the output of libraries goes to standard error
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     end_with_parent(signal.SIGTERM, str(os.getppid()))
     request = cattrs.structure(json.load(sys.stdin), PrepareRequest)
     from eke.data.preparation.rows import prepare_store  # slow, so after the signal handler
@@ -35,7 +35,7 @@ def _main() -> int:
     return 2 if "problems" in answer else 0
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit_on_signal(number: int, _: FrameType | None) -> None:
     """Exit on SIGTERM by an exception, so that partial files are removed."""
     raise SystemExit(128 + number)
 

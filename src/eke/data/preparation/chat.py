@@ -227,7 +227,7 @@ def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[M
     return copies
 
 
-def _places(
+def _find_spans(
     template: ChatTemplate, conversation: Conversation, rendered: str
 ) -> dict[int, list[_Span]]:
     """Return the spans of each message's texts in the rendering, omitting missing texts."""
@@ -301,11 +301,11 @@ def generated_spans(
     answers = _answers(conversation, train_on)
     if train_on == "all":
         return text, [(0, len(text))]
-    places = _places(template, conversation, text)
+    places = _find_spans(template, conversation, text)
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the rendered text")
     if not template.is_marked:
-        return text, [_turn(template, text, places, n, conversation) for n in answers]
+        return text, [_generated_span(template, text, places, n, conversation) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
     spans = [span for span in marked if _owner(places, span, said) in answers]
     for number in said.difference(answers) & {*places}:
@@ -326,7 +326,7 @@ def _owner(places: _Places, span: _Span, said: Container[int]) -> int | None:
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
-def _turn(
+def _generated_span(
     template: ChatTemplate, text: str, places: _Places, number: int, of: Conversation
 ) -> _Span:
     """Return the generated span of a message, from the end of its header to the end of turn."""

@@ -101,7 +101,7 @@ def read_conversation(
     said = _messages(row[column], column, "assistant" if question else "")
     turns = [*prompt, *said]
     at = int(turns[0]["role"] in _INSTRUCTIONS)
-    turns[at:at] = _earlier(row)
+    turns[at:at] = _read_history(row)
     if system := _column(row, (str,), "system", "system_prompt"):
         if any(message["role"] in _INSTRUCTIONS for message in turns):
             raise BadRowError("has a system message and also a system column")
@@ -138,7 +138,7 @@ def _parsed(value: Any, place: str, *kinds: type) -> Any:
     return None if found in EMPTY else found
 
 
-def _earlier(row: Mapping[str, Any]) -> list[Message]:
+def _read_history(row: Mapping[str, Any]) -> list[Message]:
     """Return the messages of `history`, pairs of question and answer (LLaMA-Factory, ms-swift)."""
     history = _column(row, (list,), "history") or []
     if any(not isinstance(pair, list) or [*map(type, pair)] != [str, str] for pair in history):

@@ -208,7 +208,7 @@ class Columns:
         elif self.first_table:
             raise ConfigError(self._unlike_the_first(file, missing[0][1], names))
         else:
-            raise ConfigError([self._absent(*each, names) for each in missing])
+            raise ConfigError([self._missing_column(*each, names) for each in missing])
 
     def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
         is_evaluation = any(file == path for _, path in self.request.evaluation)
@@ -217,7 +217,7 @@ class Columns:
         fix = Fix("data.eval_path=FILE") if is_evaluation else Fix(override(key, self.first_table))
         return Problem(key, file, why, fix, "unknown_column")
 
-    def _absent(self, key: str, column: str, there: list[str]) -> Problem:
+    def _missing_column(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
         near = suggest_match(column, free) or (free[0] if len(free) == 1 else None)
         why = f"no such column. Columns: {_listed(there)}"
@@ -289,7 +289,7 @@ def values_of(row: Row) -> dict[str, Any]:
 def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     """Yield number and bytes (latin-1) of each line; ConfigError: damaged, UTF-16, too long."""
     try:
-        for number, text in enumerate(_texts(file, limit + 1), 1):
+        for number, text in enumerate(_read_lines(file, limit + 1), 1):
             if number == 1 and text.startswith(("\xff\xfe", "\xfe\xff")):  # byte order marks
                 made = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
                 raise _needs_conversion(file, "is UTF-16, not UTF-8", made)
@@ -313,7 +313,7 @@ def _too_long(place: str, limit: int) -> ConfigError:
     return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix, "large_row"))
 
 
-def _texts(file: str, most: int) -> Iterator[str]:
+def _read_lines(file: str, most: int) -> Iterator[str]:
     """Yield lines, cut after `most` characters."""
     import fsspec
 
@@ -512,14 +512,14 @@ def _loaded(source: HubSource) -> Any:
             with limited_memory():
                 return datasets.load_dataset(source.name, revision=source.revision, **options)
         except Exception:  # from huggingface_hub, the connection or datasets
-            if (folder := _cached_copy(source)) is None:
+            if (folder := _downloaded_folder(source)) is None:
                 raise
             return datasets.load_dataset(folder, **options)
     except Exception as error:  # for example a copy without the files of a split
         raise _unavailable(source, error) from error
 
 
-def _cached_copy(source: HubSource) -> str | None:
+def _downloaded_folder(source: HubSource) -> str | None:
     """Return the folder of an `hf download` copy, which datasets does not use offline."""
     from huggingface_hub import snapshot_download
 

@@ -172,14 +172,14 @@ class Sequences:
         joined, alone = encode([p + r for p, r in parts]), encode([p for p, _ in parts])
         found: list[_Sequence | None] = []
         for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
-            cut = _border(both, first, len(prompt))
+            cut = _first_token_after(both, first, len(prompt))
             while is_too_short(pair[0], prompt, cut, limit) or is_too_short(
                 pair[1], response, len(both.ids) - cut, limit
             ):
                 prompt = truncate_text(pair[0], len(prompt), True)
                 response = truncate_text(pair[1], len(response))
                 both, first = encode([prompt + response, prompt])
-                cut = _border(both, first, len(prompt))
+                cut = _first_token_after(both, first, len(prompt))
             asked, answer = both.ids[:cut], both.ids[cut:]
             if len(prompt) == len(pair[0]):
                 is_other = not np.array_equal(both.ids[: len(first.ids)], first.ids)
@@ -200,7 +200,7 @@ class Sequences:
         return tokens, len(start)
 
 
-def _border(both: tokenizers.Encoded, first: tokenizers.Encoded, place: int) -> int:
+def _first_token_after(both: tokenizers.Encoded, first: tokenizers.Encoded, place: int) -> int:
     """Return the index of the first token that ends after a position of the text."""
     if both.ends is not None:
         behind = both.ends > place

@@ -27,11 +27,11 @@ CHUNK_BYTES = 1 << 20
 
 def cache_folder() -> Path:
     """Return the folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
-    return _checked(Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "eke")
+    return _check_owner(Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "eke")
 
 
 @functools.cache
-def _checked(folder: Path) -> Path:
+def _check_owner(folder: Path) -> Path:
     """Raise ConfigError if another user owns the cache folder."""
     try:
         with open_trusted_dir(folder), open_trusted_dir(folder.resolve(), own=True):

@@ -32,13 +32,13 @@ class MixtureSampler:
 
         # The draws due before a time t number t, plus or minus the number of sources.
         begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
-        each = [self._due(source, begin, end) for source in range(len(self.sizes))]
+        each = [self._draws_in_range(source, begin, end) for source in range(len(self.sizes))]
         times, epochs, numbers = (np.concatenate([e[part] for e in each]) for part in range(3))
         skipped = first - sum(passed for *_, passed in each)
         chosen = np.argsort(times, kind="stable")[skipped : skipped + count]
         return epochs[chosen], numbers[chosen]
 
-    def _due(self, source: int, begin: int, end: int) -> "tuple[Any, Any, Any, int]":
+    def _draws_in_range(self, source: int, begin: int, end: int) -> "tuple[Any, Any, Any, int]":
         """Return times, epochs and samples of a source's draws in a range, and the draws before."""
         import numpy as np
 

@@ -290,7 +290,7 @@ def open_store(request: PrepareRequest) -> Store:
         _prepare(request)
         manifest = read_manifest(folder)
     if manifest is None:
-        raise ConfigError(_unforeseen(request, 0, f"no tokens in {folder}"))
+        raise ConfigError(_unexpected_failure(request, 0, f"no tokens in {folder}"))
     return Store(folder, manifest)
 
 
@@ -322,13 +322,13 @@ def _prepare(request: PrepareRequest) -> None:
     try:
         problems = json.loads(out.splitlines()[-1])["problems"]
     except (ValueError, LookupError):
-        raise ConfigError(_unforeseen(request, child.returncode, err)) from None
+        raise ConfigError(_unexpected_failure(request, child.returncode, err)) from None
     for problem in problems:
         problem["fix"] = Fix(*problem["fix"]["words"], remark=problem["fix"]["remark"])
     raise ConfigError([Problem(**problem) for problem in problems])
 
 
-def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
+def _unexpected_failure(request: PrepareRequest, code: int, err: str) -> Problem:
     if code == -signal.SIGVTALRM:  # set in eke.data.preparation.untrusted
         why = "rendering one conversation exceeds the time limit"
         fix = Fix("data.chat_template=FILE")

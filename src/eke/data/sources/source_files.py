@@ -37,7 +37,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     else:
         found, root = [path], path.parent
     if not found:
-        raise ConfigError(_nothing(option, key, typed, path, pattern))
+        raise ConfigError(_no_files(option, key, typed, path, pattern))
     for file in found:
         _check(file, key)
     strange = [f for f in found if f.suffix and not f.name.lower().endswith(ENDINGS[option])]
@@ -81,7 +81,7 @@ def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
     return [p for p in visible if p.name.lower().endswith(ENDINGS[option])]
 
 
-def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None) -> Problem:
+def _no_files(option: str, key: str, typed: str, path: Path, pattern: str | None) -> Problem:
     if typed and os.path.isdir(path):
         wanted = pattern or " or ".join(f"*{ending}" for ending in ENDINGS[option][:2])
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
@@ -166,13 +166,13 @@ def _classes(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> 
     if (count := len(labels)) < num_labels:
         why = f"only {count} folders (classes) have files for both training and evaluation"
         fewer = f"task.num_labels={count}" if count > 1 else "data.path=FOLDER_OF_FOLDERS"
-        fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
+        fix = _more_classes_fix(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix, "too_few_classes"))
     parts = (corpus.train, corpus.evaluation)
     return TextSource(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
 
 
-def _more_classes(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> Fix:
+def _more_classes_fix(corpus: TextSource, data: PythonSource | Text, num_labels: int) -> Fix:
     """Return overrides that yield as many of the requested classes as exist."""
     wanted = min(num_labels, len({piece.label for piece in corpus.pieces()} - {""}))
     fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []

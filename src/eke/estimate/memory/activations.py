@@ -105,7 +105,7 @@ class Activations:
             needed = 0
         if config.model.freeze:  # a frozen layer keeps no operands, but is computed
             kept, needed = max(kept, layer), 0
-        self.kept = kept + _outside(config, shape)
+        self.kept = kept + _bytes_outside_layers(config, shape)
         """Bytes of all layers, embeddings and the head at the end of the forward pass."""
         self.needed = min(needed, kept)
         """Part of `kept` that every implementation needs."""
@@ -147,7 +147,7 @@ def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tupl
     return min(kept, whole), max(0, max([0, *again]) - freed), 1 - repeated / max(1, total)
 
 
-def _outside(config: Config, shape: Shape) -> int:
+def _bytes_outside_layers(config: Config, shape: Shape) -> int:
     """Return the bytes of ids, embedding norms, masks, rotary positions and the head's input."""
     tokens, hidden = shape.tokens, shape.hidden
     positions = tokens * 3 * INDEX_BYTES + shape.rows * shape.target * 2 * INDEX_BYTES

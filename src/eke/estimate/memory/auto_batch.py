@@ -132,7 +132,7 @@ class BatchSearch:
                 return BatchChoice(number, fits=True, how="as before")
         best = self._predicted()
         if self.probe is not None:
-            best = self._tried_out(best, self.probe)
+            best = self._probe_larger(best, self.probe)
         number = max(0, best)
         seen_to_run = self.plans[number].batch.per_device <= self.known.fits
         return BatchChoice(number, best >= 0, "probed" if seen_to_run else "predicted")
@@ -169,7 +169,7 @@ class BatchSearch:
             self._found[number, traced] = look(self.plans[number])
         return self._found[number, traced]
 
-    def _tried_out(self, best: int, probe: Probe) -> int:
+    def _probe_larger(self, best: int, probe: Probe) -> int:
         """Probe plans above the best that fits. Return the index of the new best."""
 
         def is_worthwhile(number: int) -> bool:

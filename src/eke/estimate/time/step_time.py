@@ -36,7 +36,7 @@ def time_rows(
     hours, limit = found.gpu_hours, f"limited by {found.limit}"
     if details:
         limit += f" ({_shares(found)})"
-    between = _between(found.step_s)
+    between = _format_span(found.step_s)
     total = (
         f"{format_number(steps, 'step')}, {format_seconds(found.total_s.expected)}, about "
         f"{_hours(hours.expected)} {_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), "
@@ -56,10 +56,10 @@ def time_line(found: StepTime | Unknown) -> str:
     if isinstance(found, Unknown):
         return f"unknown: {found.reason}"
     step, whole = found.step_s, format_seconds(found.total_s.expected)
-    return f"{_between(step)} per step, {whole} in all (estimate)"
+    return f"{_format_span(step)} per step, {whole} in all (estimate)"
 
 
-def _between(step: Span) -> str:
+def _format_span(step: Span) -> str:
     return format_range(format_seconds(step.low), format_seconds(step.high))
 
 
@@ -193,24 +193,24 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     versions = ", ".join(f"{n} {group[n]}" for n in ("torch", "transformers") if n in group)
     found = calibrated_step_time(plan, work)
     if isinstance(found, Unknown):
-        return _by_runs(plan, work, runs, versions)
+        return _time_by_runs(plan, work, runs, versions)
     corrected = [run for run in runs if run.predicted > 0]
     ratios = [run.measured / run.predicted for run in corrected]
     if len(ratios) < MIN_CALIBRATION_RUNS:
         return replace(
             found, calibrated=CalibratedStep(len(runs), MIN_CALIBRATION_RUNS, versions=versions)
         )
-    if beyond := _beyond(amounts_of(plan, work), corrected):
+    if beyond := _amount_beyond_runs(amounts_of(plan, work), corrected):
         return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
     from eke.estimate.time.rate_regression import correction_of  # late, as above
 
     by = correction_of(ratios)
-    found = calibrated_step_time(plan, work, _spread(by.within) * by.factor)
+    found = calibrated_step_time(plan, work, _span_of_width(by.within) * by.factor)
     assert isinstance(found, StepTime)
     return replace(found, calibrated=_calibrated(len(ratios), by, versions))
 
 
-def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
+def _amount_beyond_runs(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
     """Return which amount of a step's work is far above all finished runs, "" if none is."""
     ratios = {
         kind: amount / (max(run.amounts.get(kind, 0.0) for run in runs) or inf)
@@ -227,12 +227,12 @@ def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedSte
     return CalibratedStep(num_runs, MIN_CALIBRATION_RUNS, by.factor, expm1(by.within), versions)
 
 
-def _spread(within: float) -> Span:
+def _span_of_width(within: float) -> Span:
     """Return the factors of an interval with this half width, a natural logarithm."""
     return Span(exp(-within), 1.0, exp(within))
 
 
-def _by_runs(
+def _time_by_runs(
     plan: Plan, work: Work, runs: tuple[Observation, ...], versions: str
 ) -> StepTime | Unknown:
     """Return the time by rates of finished runs, Unknown if they do not determine it."""
@@ -248,14 +248,14 @@ def _by_runs(
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in unit_s]
     if unseen:
         return Unknown(f"needs a finished run in {unseen[0]} here")
-    if beyond := _beyond(amounts, runs[-_MAX_CALIBRATION_RUNS:]):
+    if beyond := _amount_beyond_runs(amounts, runs[-_MAX_CALIBRATION_RUNS:]):
         return Unknown(f"{beyond}. Needs a finished run of about this size")
     seconds = {kind: amount * unit_s.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * by.factor
     if expected <= 0:
         return Unknown(why_unknown(plan))
     parts = {_PART_OF.get(kind, "compute"): each * by.factor for kind, each in seconds.items()}
-    step, basis = _spread(by.within) * expected, "finished runs on this device"
+    step, basis = _span_of_width(by.within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
     return replace(found, calibrated=_calibrated(len(measured), by, versions))
 

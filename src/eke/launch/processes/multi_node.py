@@ -372,7 +372,7 @@ class _Follower:
             try:
                 message = said.get(timeout=WORKER_POLL_S)
             except queue.Empty:
-                self._look()
+                self._report_ended()
                 continue
             if message is None:
                 return self._end(LOST_COORDINATOR_TIMEOUT_S)
@@ -392,7 +392,7 @@ class _Follower:
             why = f"{message['begin']} cannot be written: {error.strerror}"
             self._line.send({"idle": True, "problem": why})
 
-    def _look(self) -> None:
+    def _report_ended(self) -> None:
         """Report processes that have ended without a command."""
         if self._worker is None or not self._worker.is_over():
             return

@@ -275,7 +275,7 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], RunAttempt] | None = Non
             time.sleep(_POLL_S)
         too_long = not live.is_over() and not heard
         record = live.finish()
-        found = _judged(record, paths, live.worker.process.wait())
+        found = _probe_outcome(record, paths, live.worker.process.wait())
     if heard:
         raise KeyboardInterrupt
     return Probed(None, f"it took longer than {_LIMIT_S:.0f} s") if too_long else found
@@ -308,7 +308,7 @@ def trial_of(plan: Plan) -> Plan:
     return dataclasses.replace(cut, steps=steps, probe=True)
 
 
-def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
+def _probe_outcome(record: Record, paths: RunPaths, exit_code: int) -> Probed:
     """Return the memory outcome of a trial's record. SIGKILL counts as out of host memory."""
     if record.outcome == Outcome.ok.name:
         return Probed(True)

@@ -100,11 +100,13 @@ def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
         changed = runs.stat().st_mtime_ns  # changes when a folder in it is renamed
     except OSError:
         return []
-    return [(paths, record) for paths, record in _odd(runs, changed) if record.run_id == run_id]
+    return [
+        (paths, record) for paths, record in _moved_runs(runs, changed) if record.run_id == run_id
+    ]
 
 
 @lru_cache(maxsize=1)
-def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
+def _moved_runs(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
     """Return the finished runs in folders that eke would name otherwise."""
     found = []
     with os.scandir(runs) as entries:
@@ -138,7 +140,7 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
         descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file is read-only here
-            raise _busy(paths) from error
+            raise _busy_error(paths) from error
         # A rule checked the folder when the run was planned.
         why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
         is_refused = isinstance(error, UntrustedPathError)
@@ -149,7 +151,7 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
     try:
         # `eke sync` holds the lock for microseconds.
         if not lock_within(descriptor, paths.folder.parent, patience_s=0.06, pause_s=0.02):
-            raise _busy(paths)
+            raise _busy_error(paths)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
         yield descriptor
@@ -157,7 +159,7 @@ def lock_run_folder(paths: RunPaths) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _busy(paths: RunPaths) -> BusyError:
+def _busy_error(paths: RunPaths) -> BusyError:
     owner = ""
     with suppress(OSError):
         owner = read_text(paths.lock, 1 << 10).strip()  # a word and a number

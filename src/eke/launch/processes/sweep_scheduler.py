@@ -95,7 +95,7 @@ def _is_wider(plan: Plan, failed: Plan) -> bool:
 
 def _flat(plan: Plan) -> dict[str, Any]:
     """Return the resolved value by key, without keys of the run's surroundings."""
-    pairs = [pair for pair in _walk(plan.config) if not pair[0].startswith(_AROUND)]
+    pairs = [pair for pair in _flatten(plan.config) if not pair[0].startswith(_AROUND)]
     found = {key: value for key, value in pairs if not key.endswith(".option")}
     found["batch.per_device"] = plan.batch.per_device
     found["model"] = type(plan.config.model).__name__
@@ -109,11 +109,11 @@ _AROUND = (
 """Prefixes of keys that do not affect memory or are compared as resolved."""
 
 
-def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
+def _flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:
     if not dataclasses.is_dataclass(node):
         return [(path.removesuffix("."), node)]
     names = [field.name for field in dataclasses.fields(node)]
-    return [pair for n in names for pair in _walk(getattr(node, n), f"{path}{n}.")]
+    return [pair for n in names for pair in _flatten(getattr(node, n), f"{path}{n}.")]
 
 
 @dataclass
@@ -220,7 +220,7 @@ class Rerun:
         self._state: dict[str, Any] = {}
         if not self.jobs:
             return
-        with self._held():
+        with self._hold_lock():
             runs = paths.folder.parent
             known = self._read()
             met = known.get("met")
@@ -248,7 +248,7 @@ class Rerun:
             return
         if not all(outcome and (outcome.is_final or outcome in never) for outcome in ends):
             return
-        with self._held():
+        with self._hold_lock():
             if self._read().get("begun") == self._state["begun"]:
                 done = [job for job in self.jobs if job.outcome and job.outcome.is_final]
                 self._state["met"] = [Path(job.folder).name for job in done]
@@ -264,7 +264,7 @@ class Rerun:
             write_json(self.paths.rerun, self._state)
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold exclusive access to the file if the file system has locks."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):

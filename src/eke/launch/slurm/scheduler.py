@@ -235,7 +235,7 @@ def last_states(elements: Sequence[str]) -> dict[str, str]:
     # The controller keeps a job for some minutes (MinJobAge). Accounting lags behind.
     with contextlib.suppress(EkeError):
         found += [(each.key, each.state) for each in _remembered(names)]
-    for job, name, state in _accounted(names):
+    for job, name, state in _query_accounting(names):
         if is_over(state):
             found.append((f"{name}_{job.partition('_')[2]}", state))
     found.sort(key=lambda pair: is_over(pair[1]))  # of several arrays of one name
@@ -247,7 +247,7 @@ def _remembered(names: Sequence[str]) -> list[Element]:
     return _listed("--states=all", f"--name={','.join(names)}")
 
 
-def _accounted(names: Sequence[str]) -> list[list[str]]:
+def _query_accounting(names: Sequence[str]) -> list[list[str]]:
     """Return number, name and state of each job of these names in accounting, [] on failure."""
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
     asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
@@ -273,7 +273,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     if not names:  # an empty list would select every job
         return {}
     numbers = {each.name: each.ids[0] for each in _remembered(names)}
-    numbers = {name: job for job, name, _ in _accounted(names)} | numbers
+    numbers = {name: job for job, name, _ in _query_accounting(names)} | numbers
     return {name: numbers[name].partition("_")[0] for name in names if name in numbers}
 
 

@@ -112,7 +112,7 @@ def watch_run(
         plan = read_plan(paths)
         if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
             _log(f"{paths.folder}: {why}")
-            return _note_misplaced(paths, plan, why, Outcome.refused).exit_code
+            return _record_wrong_node(paths, plan, why, Outcome.refused).exit_code
         began = time.monotonic()
         record = _one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
@@ -146,7 +146,7 @@ def _one_attempt(paths: RunPaths, heard: list[int], head: Coordinator | None = N
         if head is not None:
             head.gather(plan.ranks.timeout_s)
     except EkeError as error:
-        return _note_misplaced(paths, plan, str(error))
+        return _record_wrong_node(paths, plan, str(error))
     live = launch_attempt(plan, paths, head)
     why: Outcome | None = None
     try:
@@ -212,7 +212,7 @@ def for_this_node(plan: Plan) -> Plan:
     return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
-def _note_misplaced(
+def _record_wrong_node(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""

@@ -26,7 +26,7 @@ _Raw = Mapping[str, Any]
 def read_sizes(raw: _Raw, typed: str) -> tuple[str, Sizes]:
     """Return the key of `FAMILIES` and fields of `PretrainedModel`; ConfigError: invalid size."""
     kind, family = str(raw.get("model_type")), "other"
-    read: Callable[[Reader], Sizes] = _other
+    read: Callable[[Reader], Sizes] = _read_common_sizes
     if is_known(kind) and not any(raw.get(key) is True for key in _UNUSUAL):
         known = next(each for each in FAMILIES.values() if kind in each.checkpoints)
         family, read = known.name, known.checkpoints[kind]
@@ -45,7 +45,7 @@ def is_known(model_type: str) -> bool:
 _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
 
 
-def _other(reader: Reader) -> Sizes:
+def _read_common_sizes(reader: Reader) -> Sizes:
     """Read sizes by their common names. Ambiguous sizes of attention stay unknown."""
     # Sizes that are lists by layer also stay unknown (Gemma 3n's `intermediate_size`).
     needed = SYNONYMS["hidden_size"]
@@ -118,7 +118,7 @@ def _source_of(model_type: str) -> Path | None:
     return next(iter([*whole, *found]), None)
 
 
-def _of_class(model_type: str, task: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
+def _in_class(model_type: str, task: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
     """Return `_member` of the class of a task, None without source."""
     folder = models_folder()
     try:
@@ -134,7 +134,7 @@ def _of_class(model_type: str, task: str, name: str, root: ast.AST | None = None
 
 def class_attribute(model_type: str, task: str, name: str) -> bool | None:
     """Return a flag of the class of a task (`_supports_sdpa`), None if the source has none."""
-    value = _of_class(model_type, task, name, ast.Constant(False))
+    value = _in_class(model_type, task, name, ast.Constant(False))
     return bool(value.value) if isinstance(value, ast.Constant) else None
 
 
@@ -161,7 +161,7 @@ def change_of_logits(model_type: str, task: str) -> str | None:
     "" is no change, "/ NAME" or "* NAME" a scale, "cap NAME" a cap with tanh (Gemma 2). NAME is an
     attribute of the model.
     """
-    forward = _of_class(model_type, task, "forward")
+    forward = _in_class(model_type, task, "forward")
     if forward is None:
         return None
     nodes = list(ast.walk(forward))
@@ -183,7 +183,7 @@ def change_of_logits(model_type: str, task: str) -> str | None:
 @cache
 def _source(model_type: str, task: str, method: str) -> str:
     """Return the source of a method of a class, "" without one."""
-    found = _of_class(model_type, task, method)
+    found = _in_class(model_type, task, method)
     return "" if found is None else ast.unparse(found)
 
 

@@ -363,7 +363,7 @@ def compare(family: str, sizes: Sizes, shapes: _Shapes, typed: str) -> None:
 def _differences(family: str, sizes: Sizes, shapes: _Shapes) -> Iterator[tuple[str, object, str]]:
     names = FAMILIES[family]
     ending = names.embedding_tensor
-    embedding = _ending(shapes, ending)
+    embedding = _shape_of_ending(shapes, ending)
     if embedding is None or len(embedding) != 2:
         yield "model_type", family, f"have no matrix {ending}"
         return
@@ -376,12 +376,12 @@ def _differences(family: str, sizes: Sizes, shapes: _Shapes) -> Iterator[tuple[s
     depth = 1 + max(numbers, default=-1)
     if depth != sizes["num_hidden_layers"]:
         yield "num_hidden_layers", sizes["num_hidden_layers"], f"are of {depth} layers"
-    inner = _ending(shapes, names.inner_tensor) if names.inner_tensor else None
+    inner = _shape_of_ending(shapes, names.inner_tensor) if names.inner_tensor else None
     if inner is not None and inner != (sizes["intermediate_size"], width):
         yield "intermediate_size", sizes["intermediate_size"], f"are of {inner[0]}"
 
 
-def _ending(shapes: _Shapes, ending: str) -> tuple[int, ...] | None:
+def _shape_of_ending(shapes: _Shapes, ending: str) -> tuple[int, ...] | None:
     return next((shape for name, shape in shapes.items() if name.endswith(ending)), None)
 
 

@@ -72,7 +72,7 @@ def _experts(model: MixtralModel) -> list[Weight]:
     ]
 
 
-def _other(config: Config) -> Structure:
+def _structure_by_count(config: Config) -> Structure:
     """Return the structure of a checkpoint without closed form, from its number of parameters.
 
     The numbers form matrices with the hidden size as width, so Adafactor's state is a lower bound,
@@ -241,7 +241,7 @@ MIXTRAL = replace(
 OTHER = Family(
     name="other",
     tasks=("causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification"),
-    structure=_other,
+    structure=_structure_by_count,
     stacks=_stacks,
     outside=lambda shape, task: 0,
     counted_as="llama",

@@ -186,7 +186,7 @@ def _formula(structure: Structure, tokens: _Counts) -> str:
             active = any(w.num_active != prod(w.shape) for w in counted)
             words = f"{' active' if active else ''}{'' if factor == _PER_PARAMETER else ' frozen'}"
             size = sum(w.num_active for w in counted)
-            parts.append(f"{factor} x {size}{words} x {_short(tokens[kind])} {unit}")
+            parts.append(f"{factor} x {size}{words} x {_format_mean(tokens[kind])} {unit}")
     parts += [
         f"{each} x {num} layers x {a.width} x {_scores(a, tokens)}"
         f"{' / 2 (causal)' if a.causal else ''}"
@@ -201,11 +201,11 @@ def _scores(attention: AttentionLayers, tokens: _Counts) -> str:
     queries, keys = tokens[attention.queries], tokens[attention.keys]
     found = tokens[attention.queries, attention.keys]
     if found == queries * keys:
-        return f"{_short(queries)} x {_short(keys)}"
-    return f"{_short(found)} (mean of tokens x tokens)"
+        return f"{_format_mean(queries)} x {_format_mean(keys)}"
+    return f"{_format_mean(found)} (mean of tokens x tokens)"
 
 
-def _short(mean: float) -> str:
+def _format_mean(mean: float) -> str:
     """Format a whole number completely, a mean with four digits or one decimal."""
     if mean == int(mean):
         return str(int(mean))

@@ -193,14 +193,14 @@ def merge_user_settings(
     problems += _other_optimizer(config, table(theirs, "optimizer"))
     problems += _other_schedule(config, table(theirs, "scheduler"))
     rest = {k: v for k, v in theirs.items() if k not in ("optimizer", "scheduler", *_FORBIDDEN)}
-    merged = _lay_over(mine, rest, "", name, problems)
+    merged = _merge_settings(mine, rest, "", name, problems)
     if problems:
         raise ConfigError(problems)
     unknown = sorted(set(rest) - _KNOWN - set(mine))
     return merged, [f"{_KEY} = {name}: {key} is unknown to DeepSpeed" for key in unknown]
 
 
-def _lay_over(
+def _merge_settings(
     mine: Settings, theirs: Settings, prefix: str, name: str, problems: list[Problem]
 ) -> Settings:
     """Merge nested dictionaries; `theirs` replaces keys that the plan does not set."""
@@ -210,7 +210,7 @@ def _lay_over(
         ours = mine.get(key)
         if isinstance(value, dict):
             base = ours if isinstance(ours, dict) else {}
-            merged[key] = _lay_over(base, value, f"{path}.", name, problems)
+            merged[key] = _merge_settings(base, value, f"{path}.", name, problems)
         elif value == _AUTO:
             if path not in _OWNED and key not in mine:
                 why = f"has {path}=auto, but eke does not set {path}"

@@ -91,7 +91,7 @@ def simulated_micro_batches(plan: Plan) -> _Drawn:
             tokens = found[0][sources.MixtureSampler(sizes, shares, number).take(0, count)[1]]
         order = np.arange(len(tokens))
         if data.length_grouping or not plan.sources:
-            order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
+            order = _sample_order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -147,7 +147,7 @@ def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...]
     return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _order(
+def _sample_order(
     data: Data, lengths: "np.ndarray", samples_per_step: int, count: int, seed: int
 ) -> "np.ndarray":
     """Return the sample numbers of one training, as drawn by `eke.training.batches.batches`."""

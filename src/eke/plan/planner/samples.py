@@ -33,7 +33,7 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     if isinstance(config.data, schema.Synthetic):
         return _synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):
-        return _mixed(config, config.data, decisions)
+        return _plan_mix(config, config.data, decisions)
     request = sources.request_of(config)
     if request is not None:
         return _prepared(config, request, decisions)
@@ -43,7 +43,7 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     available = [sources.count_windows(part, length) for part in parts]
     longest = min(sources.longest_window(part) for part in parts)
     _note_folders(config, source, decisions)
-    train, evaluation = _take(config, available, decisions, longest)
+    train, evaluation = _split_sizes(config, available, decisions, longest)
     return DataPlan(train, evaluation, sources.fingerprint(source))
 
 
@@ -89,7 +89,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    problems = _too_small_a_vocabulary(config, vocabulary) + _without_end(config, vocabulary)
+    problems = _too_small_a_vocabulary(config, vocabulary) + _missing_eos(config, vocabulary)
     if problems := problems + too_many_bad(config, manifest):
         raise ConfigError(problems)
     if manifest.streams:
@@ -106,7 +106,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
 
 
-def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
+def _plan_mix(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
     """Plan each source, and the samples of an epoch and of an evaluation by weight."""
     configs, names = source_configs(config), source_names(mix)
     parts, problems = [], []
@@ -206,7 +206,7 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
 
 
-def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
+def _missing_eos(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     """Return the problem of a tokenizer without EOS, which T5's classifier needs."""
     is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
     classifies = isinstance(config.task, SequenceClassification)
@@ -273,7 +273,7 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     source = sources.open_corpus(config)
     assert source is not None, "windows are cut from text"
     _note_folders(config, source, decisions)
-    return _take(config, available, decisions, min(max(part, default=0) for part in parts))
+    return _split_sizes(config, available, decisions, min(max(part, default=0) for part in parts))
 
 
 def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
@@ -311,7 +311,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         packs = [manifest.counts[f"{part}_offsets"] - 1 for part in ("train", "evaluation")]
         decisions.append(_packed(packs[0], available[0], tokens, config.data.seq_len))
         available = packs
-    return _take(config, available, decisions)
+    return _split_sizes(config, available, decisions)
 
 
 def _streamed(config: Config) -> int:
@@ -327,7 +327,7 @@ def _order_of(data: schema.Data) -> tuple[int | None, ...]:
     return data.shuffle_buffer, data.num_samples
 
 
-def _take(
+def _split_sizes(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
     """Return the samples for training and evaluation; each part has one of `longest` tokens."""

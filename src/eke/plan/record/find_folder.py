@@ -23,7 +23,7 @@ def find_folder(text: str, key: str = "DIR") -> Path:
         return path
     parents = [path.parent, *([user_path(Config().paths.runs)] if path.name == text else [])]
     starts = (path.name, f"sweep-{path.name}")
-    found = {p for parent in parents for p in _inside(parent) if p.name.startswith(starts)}
+    found = {p for parent in parents for p in _runs_inside(parent) if p.name.startswith(starts)}
     matches = sorted(p for p in found if RunPaths(p).is_run or SweepPaths(p).sweep.exists())
     matches = [each for each in matches if each.name == path.name][:1] or matches
     if len(matches) > 1:
@@ -34,7 +34,7 @@ def find_folder(text: str, key: str = "DIR") -> Path:
     return matches[0] if matches else path
 
 
-def _inside(parent: Path) -> list[Path]:
+def _runs_inside(parent: Path) -> list[Path]:
     """Return the runs of a sweep, else the content of a folder."""
     try:
         if SweepPaths(parent).sweep.exists():

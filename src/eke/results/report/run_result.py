@@ -157,11 +157,11 @@ def _next_commands(record: Record, outcome: Outcome, folder: Path) -> Iterator[s
     elif not is_mine:
         yield f"eke logs {name}"
     elif outcome is Outcome.oom and record.memory.advice:
-        yield _again(record.command, record.memory.advice[0].split())
+        yield _repeat_command(record.command, record.memory.advice[0].split())
     elif outcome is Outcome.diverged:
         rate = record.config.get("optimizer", {}).get("lr")
         if isinstance(rate, int | float):
-            yield _again(record.command, [f"optimizer.lr={rate / 10:g}"])
+            yield _repeat_command(record.command, [f"optimizer.lr={rate / 10:g}"])
     elif outcome is Outcome.crashed:
         yield f"eke logs {name}"
         yield shlex.join(record.command)
@@ -169,7 +169,7 @@ def _next_commands(record: Record, outcome: Outcome, folder: Path) -> Iterator[s
         yield shlex.join(record.command)
 
 
-def _again(command: list[str], overrides: list[str]) -> str:
+def _repeat_command(command: list[str], overrides: list[str]) -> str:
     """Return a command with further overrides, which replace those of the same keys."""
     keys = {text.partition("=")[0] for text in overrides}
     kept = [text for text in command if text.lstrip("+").partition("=")[0] not in keys]

@@ -90,7 +90,7 @@ class AsyncTracker:
             self._stop(error)
             self._ended.set()
         else:
-            threading.Thread(target=self._work, name="eke-tracker", daemon=True).start()
+            threading.Thread(target=self._feed_mirror, name="eke-tracker", daemon=True).start()
 
     def log(self, rows: Sequence[Row]) -> None:
         """Queue rows, and give the mirror `patience_s` to take them."""
@@ -139,7 +139,7 @@ class AsyncTracker:
             cause = "; ".join(filter(None, (self._reason, lost)))
             return f"{cause} (metrics.jsonl has every row){self._remedy}" if cause else ""
 
-    def _work(self) -> None:
+    def _feed_mirror(self) -> None:
         """Open the mirror and feed it until it is closed or raises."""
         try:
             self._mirror.open()

@@ -22,7 +22,7 @@ from eke.plan.planner import Plan
 from eke.plan.planner.samples import too_many_bad
 from eke.training.batches.sampler import StoredRows, TokenRow
 
-_Taken = tuple[TokenRow, Any, int]
+_StreamedRow = tuple[TokenRow, Any, int]
 """Tokens and label of a row, and the number of unusable rows before it."""
 
 
@@ -35,7 +35,7 @@ class StreamedRows:
         self.plan, self.store = plan, store
         self.first = StoredRows(store, "train", None)
         self._process = self._length = 0
-        self._last: tuple[int, _Taken] | None = None
+        self._last: tuple[int, _StreamedRow] | None = None
 
     def __len__(self) -> int:
         return self.plan.steps.num_train_samples
@@ -48,13 +48,13 @@ class StreamedRows:
         """Return the label of a row, as `StoredRows` does."""
         return self.taken(index)[1]
 
-    def taken(self, index: int) -> _Taken:
+    def taken(self, index: int) -> _StreamedRow:
         """Return a row, or another one of the buffer. RunError: changed file, too many bad rows."""
         try:
             if self._process != os.getpid():  # a fork must not share positions in files
                 self._open()
             if self._last is None or index != self._last[0]:
-                self._last = index, self._take(index)
+                self._last = index, self._read_row(index)
         except ConfigError as error:
             raise RunError(error.short()) from error
         return self._last[1]
@@ -71,7 +71,7 @@ class StreamedRows:
         self._process, self._last = os.getpid(), None
         self._begin(0)
 
-    def _take(self, index: int) -> _Taken:
+    def _read_row(self, index: int) -> _StreamedRow:
         epoch = index // self._length if self._length else 0
         if index < self._next or epoch > self._epoch:
             self._begin(epoch)

@@ -271,7 +271,7 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     if config.targets.per_token or isinstance(config.data, Synthetic):
         return ()
     if isinstance(config.data, Rows):
-        return _open(plan).manifest.label_names
+        return _open_store(plan).manifest.label_names
     corpus = open_corpus(config)
     assert corpus is not None, "data that is neither synthetic nor rows is text"
     return tuple(labels_of(config, corpus))
@@ -280,7 +280,7 @@ def class_names(plan: Plan) -> tuple[str, ...]:
 def chat_manifest(plan: Plan) -> Manifest | None:
     """Return the manifest of a plan's conversations, which share a template. None without any."""
     parts = plans_of_sources(plan) or [plan]
-    found = [_open(p).manifest for p in parts if isinstance(p.config.data, Conversations)]
+    found = [_open_store(p).manifest for p in parts if isinstance(p.config.data, Conversations)]
     ends = dict.fromkeys(end for manifest in found for end in manifest.ends_of_turn)
     return replace(found[0], ends_of_turn=tuple(ends)) if found else None
 
@@ -300,7 +300,7 @@ def _random(
 
 
 def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[_Source, PackedRows | None]:
-    store = _open(plan)
+    store = _open_store(plan)
     split = "evaluation" if evaluation else "train"
     if store.manifest.streams:
         assert keep is not None
@@ -313,7 +313,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[_Source, Pa
     return rows, PackedRows(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
-def _open(plan: Plan) -> Store:
+def _open_store(plan: Plan) -> Store:
     """Open the plan's store, and prepare it again if the cache was deleted."""
     folder = store_folder(plan.store)
     manifest = read_manifest(folder)

@@ -202,14 +202,14 @@ class DeepSpeedUpdate(Update):
         return [
             Stepped(
                 piece,
-                partial(self._cut, names, number),
+                partial(self._views, names, number),
                 copies,
                 partial(in_memory, self.engine, number),
             )
             for number, piece in enumerate(flat_weight_shards(self.engine))
         ]
 
-    def _cut(self, names: Mapping[int, str], number: int, shard: Tensor) -> dict[str, Piece]:
+    def _views(self, names: Mapping[int, str], number: int, shard: Tensor) -> dict[str, Piece]:
         """Return views of this rank's elements of each weight in a shard or an equal tensor."""
         zero, rank, at = self.engine.optimizer, dist.get_rank(), 0
         found: dict[str, Piece] = {}

@@ -43,14 +43,14 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     # Modules cast their inputs as in one process.
     policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
     again = cast(FSDP, plan.ranks.fsdp).reshard_after_forward
-    layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
+    layers, table, head = find_layers(model), _untied(model, "input"), _untied(model, "output")
     units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
     for unit in [*units, model]:
         # The backward pass needs the head's weights first: resharding them would save no memory.
         back = again if unit in layers else unit is table
         fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
         if unit in (head, model):
-            unit.register_forward_hook(_cut_again)
+            unit.register_forward_hook(_free_gathered)
         if plan.device.kind == "cpu":
             unit.set_custom_reduce_scatter(_InPlace())
             unit._set_unshard_async_op(True)  # else each buffer is kept until the next is full
@@ -66,7 +66,7 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
             following.set_modules_to_backward_prefetch([following])
 
 
-def _cut_again(unit: Any, *_: Any) -> None:
+def _free_gathered(unit: Any, *_: Any) -> None:
     """Free the gathered weights of a unit after a forward pass without a backward pass."""
     if not unit.training:
         unit.reshard()
@@ -82,7 +82,7 @@ class _InPlace(DefaultReduceScatter):
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-def _alone(model: Any, side: str) -> nn.Module | None:
+def _untied(model: Any, side: str) -> nn.Module | None:
     """Return the module of input or output embeddings if no other module shares its weights."""
     with suppress(AttributeError, NotImplementedError):  # classes without embeddings
         found: Any = getattr(model, f"get_{side}_embeddings")()

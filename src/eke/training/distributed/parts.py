@@ -61,7 +61,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         if not func._schema.is_mutable:
             return func(*args, **kwargs)
         if self._filling is None or self._filling[0] is not storage:
-            if name not in _FILLS or not _is_all(first):
+            if name not in _FILLS or not _is_entire_storage(first):
                 raise RuntimeError(f"{name} changes a tensor in part that was cut already")
             self._begin(first, storage.part.new_empty(first.shape))
         func(self._real(first), *args[1:], **kwargs)
@@ -99,7 +99,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         storage = _storage(parameter)
         if storage is None and not parameter.is_meta:
             return self._rows(parameter.detach())
-        if storage is None or not _is_all(parameter):
+        if storage is None or not _is_entire_storage(parameter):
             raise RuntimeError(f"a parameter of shape {[*parameter.shape]} was built without rows")
         return cast(Tensor, storage.part)
 
@@ -135,7 +135,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     def adopt(self, model: nn.Module) -> None:
         """Keep the rows of all parameters that have data, sharded or not, in place."""
-        _replace([p for p in _places(model.modules()) if not p[2].is_meta], self._moved)
+        _replace([p for p in _uses(model.modules()) if not p[2].is_meta], self._moved)
         self._cut()
 
     def gathered(self, parameter: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     @contextmanager
     def whole(self, modules: Iterable[nn.Module], make: Any = None) -> Iterator[None]:
         """Give the modules' own parameters all their data inside the block. Collective."""
-        places = [place for place in _places(modules) if place[2].is_meta]
+        places = [place for place in _uses(modules) if place[2].is_meta]
         made = _replace(places, make or (lambda p: nn.Parameter(self.gathered(p), p.requires_grad)))
         try:
             yield
@@ -179,10 +179,10 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         """Let `cut` apply FSDP2 to the model, and load the rows into it, on this rank's device."""
         # FSDP2 reads replaced parameters at its first forward pass (torch 2.13). `to_empty` would
         # untie them, and hold each shard twice.
-        held = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
+        held = [(owner, name, self.part(p)) for owner, name, p in _uses(model.modules())]
         cut()
         of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
-        _replace(_places(model.modules()), lambda p: _placed(of[p], p))
+        _replace(_uses(model.modules()), lambda p: _placed(of[p], p))
 
     def sharded_flat(self, init: Any) -> AbstractContextManager[Any]:
         """Return a context in which `zero.Init` shards full parameters, with their identity."""
@@ -234,12 +234,12 @@ def _keep(meta: Tensor, part: Tensor) -> Any:
     return storage
 
 
-def _is_all(tensor: Tensor) -> bool:
+def _is_entire_storage(tensor: Tensor) -> bool:
     """Return whether a tensor is its entire storage in order, not a view of a part."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
-def _places(modules: Iterable[nn.Module]) -> list[Any]:
+def _uses(modules: Iterable[nn.Module]) -> list[Any]:
     """Return owner, name and parameter of each occurrence. A tied parameter has several."""
     every = ((module._parameters, name) for module in modules for name in module._parameters)
     return [(owner, name, owner[name]) for owner, name in every if owner[name] is not None]

@@ -79,10 +79,10 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and disk_full_hint(error):
         return Outcome.crashed, Failure(phase, format_os_error(error))
-    return _of_code(error, phase, plan, trace)
+    return _code_failure(error, phase, plan, trace)
 
 
-def _of_code(
+def _code_failure(
     error: BaseException, phase: str, plan: Plan | None, trace: str
 ) -> tuple[Outcome, Failure]:
     """Return outcome and explanation of an error in code of eke or of a library."""

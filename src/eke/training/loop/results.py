@@ -65,7 +65,7 @@ def make_record(
         measured, attempts = measured_memory(job), read_attempts(paths)
         record.effective, record.classes = effective(job), job.classes
         if metrics.num_cuts(rows) > 1:
-            record.effective["cuts"] = _by_cut(rows, attempts, measured)
+            record.effective["cuts"] = _steps_by_division(rows, attempts, measured)
             said = remarks_on_cuts(plan), ["no speed or memory: its ranks or micro-batches changed"]
             record.warnings += {text: None for texts in said for text in texts}
         else:
@@ -78,7 +78,7 @@ def make_record(
     return record
 
 
-def _by_cut(
+def _steps_by_division(
     rows: Sequence[metrics.Row], attempts: Sequence[dict[str, Any]], last: MeasuredMemory
 ) -> list[dict[str, Any]]:
     """Return steps and step times of each batch division, and the peak memory of the last."""

@@ -54,7 +54,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
             write_whole(unfinished, *state)
 
     # A failure on one rank stops all ranks, which would otherwise wait for it.
-    _together(job, saving, prepare)
+    _on_ranks(job, saving, prepare)
     saving.exports = exports and saving.held is not None
     in_parts = saving.held is not None and ranks.world_size > 1
     job.meter.is_saving = in_parts and job.plan.config.train.checkpoint_async is not False
@@ -69,7 +69,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
         finish_saving(job)
 
 
-def _together(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
+def _on_ranks(job: TrainingState, saving: Saving, action: Callable[[], Any] | None) -> list[Any]:
     """Return results of all ranks. If one fails, rank 0 removes the files and all raise."""
     try:
         final = job.paths.checkpoints / checkpoint_name(saving.step)
@@ -112,12 +112,12 @@ def finish_saving(job: TrainingState) -> None:
         finish_checkpoint(unfinished, saving.step, keep, saving.spare, ranks.world_size, files)
         _link_model(job.paths, saving.spare or saving.step)
 
-    written = _together(job, saving, saving.written.result)
+    written = _on_ranks(job, saving, saving.written.result)
     if saving.exports:
         settings = partial(export, save_settings, job.tokenizer) if ranks.is_main else None
-        _together(job, saving, settings)
-        _together(job, saving, partial(export, save_weights, ranks.rank, ranks.world_size))
-    _together(job, saving, conclude if ranks.is_main else None)
+        _on_ranks(job, saving, settings)
+        _on_ranks(job, saving, partial(export, save_weights, ranks.rank, ranks.world_size))
+    _on_ranks(job, saving, conclude if ranks.is_main else None)
     job.meter.is_saving = False
     job.checkpoint_s += time.perf_counter() - start
 

@@ -83,7 +83,7 @@ def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
             raise
         return _record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 
-    ranks = _join(plan)
+    ranks = _join_ranks(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
 
@@ -109,12 +109,12 @@ def _follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     deadline = time.monotonic() + _PLAN_TIMEOUT_S
     while not paths.plan.exists() and time.monotonic() < deadline:
         time.sleep(_PLAN_POLL_S)
-    ranks = _join(read_plan(paths))
+    ranks = _join_ranks(read_plan(paths))
     number = ranks.tell(None)
     return run_follower(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
 
 
-def _join(plan: Plan) -> "Ranks":
+def _join_ranks(plan: Plan) -> "Ranks":
     """Join the run's other processes, if any. A probe is killed first if memory runs out."""
     from eke.training.distributed.ranks import join_ranks
 

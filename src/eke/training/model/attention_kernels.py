@@ -193,7 +193,7 @@ def repeat_heads(plan: Plan) -> None:
 
     if not hasattr(sdpa_attention, _ASKED):
         return
-    own = _own(sdpa_attention, _ASKED)
+    own = _original(sdpa_attention, _ASKED)
     shared = [dtype for dtype in _FORMATS if shares_heads(plan, str(dtype).removeprefix("torch."))]
 
     def ask(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
@@ -206,7 +206,7 @@ def repeat_heads(plan: Plan) -> None:
 
 
 @functools.cache
-def _own(module: Any, name: str) -> Any:
+def _original(module: Any, name: str) -> Any:
     """Return a function of transformers as it was before its replacement."""
     return getattr(module, name)
 
@@ -224,7 +224,7 @@ def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
             sequence_numbers if packed else lambda position_ids: None
         )
     if hasattr(flash, "_is_packed_sequence"):
-        look = _own(flash, "_is_packed_sequence")
+        look = _original(flash, "_is_packed_sequence")
         vars(flash)["_is_packed_sequence"] = look if packed else lambda *_: False
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):

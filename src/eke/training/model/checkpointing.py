@@ -67,7 +67,7 @@ def marked() -> _Contexts:
 def selective() -> _Contexts:
     """Return contexts that keep results of `KEPT`. Both passes must run the same operations."""
     make: Callable[..., _Contexts] = create_selective_checkpoint_contexts
-    first, again = make(_keep_dear)
+    first, again = make(_keep_expensive)
     first.__class__ = _Keeping
     return first, again
 
@@ -105,7 +105,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
         self.mode = mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_dear(func):
+        if _is_expensive(func):
             return self.mode.__torch_dispatch__(func, types, args, kwargs)
         _copy_changed(self.mode.storage, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -136,12 +136,12 @@ def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
             kept.version = kept.val._version
 
 
-def _is_dear(operation: Any) -> bool:
+def _is_expensive(operation: Any) -> bool:
     return getattr(operation, "overloadpacket", operation).__name__ in KEPT
 
 
-def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    dear = _is_dear(operation)
+def _keep_expensive(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    dear = _is_expensive(operation)
     return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 

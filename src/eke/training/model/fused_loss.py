@@ -72,7 +72,7 @@ def change_logits(logits: Tensor, change: Sequence[float]) -> Tensor:
     return cap * torch.tanh(wide / cap) if cap else wide
 
 
-def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> None:
+def _undo_change_in_gradient(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> None:
     """Turn the gradient of changed logits into the gradient of the logits, in place."""
     scale, cap = change
     if cap:
@@ -174,7 +174,7 @@ def _to_gradient(
         found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
-        _through_change(gradient, changed, change)
+        _undo_change_in_gradient(gradient, changed, change)
         block.copy_(gradient.mul_(_FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return torch.cat(found)
 
@@ -203,7 +203,7 @@ def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tens
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
-    _through_change(gradient, wide, change)
+    _undo_change_in_gradient(gradient, wide, change)
     logits.copy_(gradient * _FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 

@@ -103,7 +103,7 @@ def load_pretrained(
         stored = model_config.dtype
         random, formats = preserve_rng_state(device, config.seed), _own_formats(plan)
         cut = parts.read() if parts else nullcontext()
-        with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone(), cut:
+        with reading(pretrained), random, drawn_in_float32(dtype), formats, _skip_base_model(), cut:
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -167,7 +167,7 @@ def _explained(pretrained: PretrainedModel, error: BaseException | None) -> Base
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _skip_base_model() -> Iterator[None]:
     """Prevent transformers from loading the base model of an adapter."""
     from transformers.integrations import peft
     from transformers.models.auto import auto_factory

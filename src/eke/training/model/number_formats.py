@@ -270,7 +270,7 @@ def copied_from(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
 
 
 def _connect(optimizer: torch.optim.Optimizer, pairs: _Pairs) -> None:
-    together = list(_stretches(pairs))
+    together = list(_group_by_bytes(pairs))
 
     @torch.no_grad()
     def take_gradients(*_: Any) -> None:
@@ -303,7 +303,7 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: _Pairs) -> None:
     optimizer.register_load_state_dict_pre_hook(load)
 
 
-def _stretches(pairs: _Pairs) -> Iterator[_Pairs]:
+def _group_by_bytes(pairs: _Pairs) -> Iterator[_Pairs]:
     """Yield the pairs in order, in groups of AT_ONCE_BYTES of copies. Larger pairs are separate."""
     stretch: _Pairs = []
     num_bytes = 0

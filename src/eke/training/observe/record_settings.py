@@ -86,13 +86,13 @@ def _read_engine_settings(engine: Engine) -> dict[str, Any]:
         "cut_weights": len(cut),
         "whole_weights": len(weights) - len(cut),
         "weights_bytes": _bytes([*loaded, *weight_buffers]),
-        "optimizer_device": _places([t for t in states or shards if t.numel()], any(filed)),
-        "weights_device": _places(loaded, len(loaded) < len(stores)),
+        "optimizer_device": _device_kinds([t for t in states or shards if t.numel()], any(filed)),
+        "weights_device": _device_kinds(loaded, len(loaded) < len(stores)),
         "optimizer_bytes": _bytes([*copies, *states, *state_buffers]),
     }
 
 
-def _places(tensors: list[Tensor], files: bool) -> str:
+def _device_kinds(tensors: list[Tensor], files: bool) -> str:
     """Return kinds of devices that hold the tensors, and "nvme" for files."""
     kinds = {tensor.device.type for tensor in tensors}
     return "+".join(sorted(kinds | {"nvme"} if files else kinds))
@@ -183,8 +183,8 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
 def _note_loading(job: TrainingState) -> None:
     """Record running loader processes, batches prepared ahead, and the memory of batches."""
     data, config = job.data, job.plan.config.dataloader
-    workers = _living(data.loading)
-    kept = _living(getattr(data.eval_loading, "_iterator", None))
+    workers = _num_running_workers(data.loading)
+    kept = _num_running_workers(getattr(data.eval_loading, "_iterator", None))
     ahead = getattr(data.loading, "_prefetch_factor", None) or 0  # per process
     job.effective["loader_workers"] = workers
     job.effective["loader_batches_ahead"] = workers * int(ahead)
@@ -209,7 +209,7 @@ def note_packing(job: TrainingState) -> None:
         job.warn(f"data.packing={packing.value} had no effect: no row held two sequences")
 
 
-def _living(iterator: Any) -> int:
+def _num_running_workers(iterator: Any) -> int:
     """Return the number of running processes of a DataLoader's iterator (torch: `_workers`)."""
     return sum(process.is_alive() for process in getattr(iterator, "_workers", ()))
 

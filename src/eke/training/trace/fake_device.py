@@ -59,20 +59,20 @@ class FakeKernels:
         """Return the operator's result."""
         kind = _kind(operator)
         if kind == "slow" or (kind == "view" and type(args[0]) is not FakeTensor):
-            return self._slowly(operator, args, kwargs)
+            return self._run_operator(operator, args, kwargs)
         viewed = args[0] if kind == "view" else None
         offset = None if viewed is None else viewed.storage_offset()
         key = (offset, call_key(operator, args, kwargs))
         try:
             made = self._made.get(key)
         except TypeError:  # an argument is not hashable
-            return self._slowly(operator, args, kwargs)
+            return self._run_operator(operator, args, kwargs)
         if made is None:
-            found = self._slowly(operator, args, kwargs)
+            found = self._run_operator(operator, args, kwargs)
             self._made[key] = _describe(found) if viewed is None else _describe_view(found, viewed)
             return found
         if made is _SLOW:
-            return self._slowly(operator, args, kwargs)
+            return self._run_operator(operator, args, kwargs)
         if viewed is not None:
             with torch._C._DisableTorchDispatch():
                 empty = torch.empty(0, dtype=viewed.dtype, device="meta")
@@ -88,7 +88,7 @@ class FakeKernels:
             empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
             return FakeTensor(self.mode, empty, device)
 
-    def _slowly(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.mode:
             return operator(*args, **kwargs)
 

@@ -239,7 +239,7 @@ class Workspaces:
         return _answers[key]
 
 
-def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _copied_operand_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the bytes of operands that a CPU copies (TensorIterator.cpp, compute_types)."""
     common = _common_dtype(args)
     others = [t for t in args if isinstance(t, torch.Tensor) and t.dtype != common]
@@ -247,10 +247,10 @@ def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _mixed_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of `_mixed`, plus a copy of the first operand as the output."""
+    """Return `_copied_operand_bytes`, plus a copy of the first operand as the output."""
     common = _common_dtype(args)
     output = 0 if args[0].dtype == common else args[0].numel() * common.itemsize
-    return _mixed(args, kwargs) + int(output)
+    return _copied_operand_bytes(args, kwargs) + int(output)
 
 
 def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
@@ -288,9 +288,9 @@ _GPU_RULES: dict[Any, _Rule] = {
 }
 
 _CPU_RULES: dict[Any, _Rule] = {
-    **{getattr(aten, name).Tensor: _mixed for name in _POINTWISE},
+    **{getattr(aten, name).Tensor: _copied_operand_bytes for name in _POINTWISE},
     **{getattr(aten, f"{name}_").Tensor: _mixed_in_place for name in _POINTWISE},
-    **{getattr(aten, name).default: _mixed for name in ("addcmul", "addcdiv")},
+    **{getattr(aten, name).default: _copied_operand_bytes for name in ("addcmul", "addcdiv")},
     **{getattr(aten, name).default: _mixed_in_place for name in ("addcmul_", "addcdiv_")},
     aten.linalg_vector_norm.default: _reduced_wider,
     aten.sum.dim_IntList: _reduced_wider,

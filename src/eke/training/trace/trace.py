@@ -166,7 +166,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if isinstance(func, HigherOrderOperator):
             with self:
                 return _with_random_state(func, args, kwargs)
-        if func.namespace in _WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
+        if func.namespace in _WRITTEN_IN_PYTHON and (body := _custom_op_function(func)) is not None:
             before = self._logits, self._inside
             # The fused loss makes only logits and tensors derived from them.
             any_shape = (1, 1) if func.namespace == "eke" else None
@@ -302,7 +302,7 @@ def _is_composite(func: Any) -> bool:
 
 
 @functools.cache
-def _body(func: Any) -> Callable[..., Any] | None:
+def _custom_op_function(func: Any) -> Callable[..., Any] | None:
     """Return the function of an operator of `torch.library.custom_op`."""
     from torch._library.custom_ops import OPDEFS
 

@@ -70,9 +70,9 @@ def choose_16_bit(situation: ChoiceContext) -> Question:
     if device.kind == "cpu":
         return _on_cpu(situation)
     candidates = []
-    if _has(device, "bfloat16", _BFLOAT16_CAPABILITY):
+    if _is_fast_in(device, "bfloat16", _BFLOAT16_CAPABILITY):
         candidates.append(RecipeOption(("precision=bf16",), _gain(situation, "bfloat16")))
-    if _has(device, "float16", _FLOAT16_CAPABILITY):
+    if _is_fast_in(device, "float16", _FLOAT16_CAPABILITY):
         why = _gain(situation, "float16")
         if not candidates:
             why += ", without units for bfloat16"
@@ -94,7 +94,7 @@ def _on_cpu(situation: ChoiceContext) -> Question:
     return Question(DECIDES, (RecipeOption(("precision=bf16",), why),), otherwise=STAYS)
 
 
-def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
+def _is_fast_in(device: Device, dtype: str, since: tuple[int, int]) -> bool:
     """Return whether a device is fast in a format, by its datasheet, else by its generation."""
     if device.peak_flops:
         return device.peak(dtype) is not None
@@ -156,7 +156,7 @@ def compiler(situation: ChoiceContext) -> Question | None:
     if (
         not whole
         and host_s - device_s > _compile_overhead_s(situation, regional=False)
-        and _at_once(situation)
+        and _fits_at_once(situation)
     ):
         steps = situation.plan.steps.total
         why = (
@@ -208,13 +208,13 @@ def _why_uncompiled(
             f"{format_seconds(seconds / saved)} on ({seconds:.2g} s saved at a gain of "
             f"{COMPILE_GAIN - 1:.0%}, torchtitan's for Llama 8B)"
         )
-    if whole and not _at_once(situation):
+    if whole and not _fits_at_once(situation):
         mode = situation.config.compile.mode.value
         return f"compile.mode={mode} needs all samples of a step at once, which may not fit"
     return ""
 
 
-def _at_once(situation: ChoiceContext) -> bool:
+def _fits_at_once(situation: ChoiceContext) -> bool:
     """Return whether all samples of a step surely fit at once, as CUDA graphs need."""
     if situation.config.batch.per_device is not None:
         return True  # checked by rules

@@ -158,11 +158,11 @@ def enumerate_candidates(
         config = _with_target(replace(baseline.config, **changed), baseline, target)
         if config is None:
             continue
-        batches, rule = _allowed(baseline, config, before, changed)
+        batches, rule = _allowed_batches(baseline, config, before, changed)
         if not batches:
             refused[rule] = refused.get(rule, 0) + 1
             continue
-        sizes = _cut(baseline, batches, values, expected_s)
+        sizes = _candidates_by_batch(baseline, batches, values, expected_s)
         fitting = [each for each in sizes if each.point.room is not Verdict.does_not_fit]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
@@ -197,7 +197,7 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     return replace(config, batch=batch)
 
 
-def _allowed(
+def _allowed_batches(
     baseline: Plan, config: Config, before: RuleFindings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
     """Return the configuration with each allowed micro-batch, smallest first, or the rule.
@@ -221,7 +221,7 @@ def _allowed(
     return every, ""
 
 
-def _cut(
+def _candidates_by_batch(
     baseline: Plan,
     batches: Sequence[Config],
     values: tuple[_Value, ...],
@@ -284,7 +284,7 @@ def spelt_out(
         groups = {*map(group_of, value.overrides)}
         settings = _plain(compose(value.overrides, own).config)
         meant[value] = {key: each for key, each in settings.items() if key[0] in groups}
-    telling = _telling(list(meant.values()))
+    telling = _distinguishing_keys(list(meant.values()))
     now = _plain(baseline)
     keys = {value: telling & meant[value].keys() for value in every}
     typed = next((v for v in every if all(now[k] == meant[v][k] for k in keys[v])), None)
@@ -301,7 +301,7 @@ def _plain(config: Config) -> _Settings:
     return {(group, key): each for group, part in sections.items() for key, each in part.items()}
 
 
-def _telling(meant: list[_Settings]) -> set[_Key]:
+def _distinguishing_keys(meant: list[_Settings]) -> set[_Key]:
     """Return the keys that distinguish the values of an axis. Others, as a learning rate, stay."""
     first: dict[_Key, Any] = {}
     return {

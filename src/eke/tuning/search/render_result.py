@@ -147,7 +147,7 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
         found.append(f"not significantly better than {names}{more}")
     if fit.best is not None and fit.best is not fit.typed and len(fit.best.tried) == 1:
         found.append("the best was tried once: --budget-trials leaves no trial to confirm it")
-    if doubt := _doubt(fit):
+    if doubt := _measurement_error(fit):
         again = "To repeat it on an idle machine: paths.runs=ANOTHER_FOLDER"
         found.append(f"{doubt}: was the machine busy? {again}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]
@@ -165,7 +165,7 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     return found
 
 
-def _doubt(fit: Fit) -> str:
+def _measurement_error(fit: Fit) -> str:
     """Return how far measurements may be off, "" if that is little."""
     if fit.between > MAX_REPEAT_STD:
         return f"trials of one configuration differ by {fit.between:.0%} (standard deviation)"

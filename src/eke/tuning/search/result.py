@@ -213,7 +213,7 @@ def _experiment_text(
     wanted = make_converter().unstructure(composed.config)
     defaults = _with_defaults(chosen, wanted, config_dir)
     values = {
-        section: _changed(content, defaults[0].get(section), defaults[1], f"{section}.")
+        section: _differences(content, defaults[0].get(section), defaults[1], f"{section}.")
         for section, content in wanted.items()
         if section not in (*_OF_THE_PLACE, "plan_only", "rerun", "repeat", "ignore_forecast")
     }
@@ -244,7 +244,7 @@ def _with_defaults(
             filled[missing[0]] = f"'{wanted[section][field]}'"
 
 
-def _changed(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
+def _differences(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
     """Return the differences from the defaults as a tree, {} or None if there are none."""
     if not isinstance(wanted, dict):
         return None if wanted == usual else wanted

@@ -213,7 +213,7 @@ def probability_informative(
         for number, point in enumerate(points)
         if point.room is Verdict.fits and number not in failed
     }
-    suspects = _suspects(points, trials)
+    suspects = _possible_causes(points, trials)
 
     def chance(point: Point) -> float:
         needless = objective is not Objective.memory and any(
@@ -230,7 +230,7 @@ def probability_informative(
     return np.array([chance(point) for point in points])
 
 
-def _suspects(
+def _possible_causes(
     points: Sequence[Point], trials: Sequence[tuple[int, Trial]]
 ) -> list[set[tuple[int, str]]]:
     """Return, per failed trial, its values that worked in no trial: one of them is the cause."""

@@ -18,7 +18,7 @@ from eke.data.preparation import untrusted
 from eke.data.preparation.chat import ChatTemplate, Conversation
 from eke.data.preparation.lines import BadRowError
 from eke.data.preparation.untrusted import LoadError, load, reading, render_apart
-from eke.data.sources.request import PrepareRequest, _unforeseen
+from eke.data.sources.request import PrepareRequest, _unexpected_failure
 
 SOURCE = Path(eke.__file__).parent
 
@@ -174,6 +174,6 @@ def test_failed_rendering_process_is_replaced(kind, quick) -> None:
 
 def test_killed_preparation_names_the_template() -> None:
     request = PrepareRequest("chat", "rows", "", tokenizer="FOLDER")
-    problem = _unforeseen(request, -signal.SIGVTALRM, "")
+    problem = _unexpected_failure(request, -signal.SIGVTALRM, "")
     assert problem.key == "data.chat_template"
     assert "FOLDER" in problem.value

@@ -118,9 +118,9 @@ def test_stream_can_skip_rows(option, tmp_path) -> None:
 
 def test_rows_of_other_ranks_are_not_parsed(tmp_path, monkeypatch) -> None:
     source = source_of(f"data.path={write(tmp_path / 'rows.jsonl', 3000)}")
-    made, yielded, parse, text = [], [], lines._parse, lines._texts
+    made, yielded, parse, text = [], [], lines._parse, lines._read_lines
     monkeypatch.setattr(lines, "_parse", lambda *a: made.append(a) or parse(*a))
-    monkeypatch.setattr(lines, "_texts", lambda *a: (yielded.append(t) or t for t in text(*a)))
+    monkeypatch.setattr(lines, "_read_lines", lambda *a: (yielded.append(t) or t for t in text(*a)))
     source.row(2000)
     assert len(made) == 1
     assert len(source._buffer) == 4

@@ -98,7 +98,7 @@ def test_policy_that_keeps_no_results_is_detected(monkeypatch):
     from torch.utils.checkpoint import CheckpointPolicy
 
     monkeypatch.setattr(
-        checkpointing, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+        checkpointing, "_keep_expensive", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
     )
     seen, _ = probed(build(SELECTIVE))
     assert num_dear(seen) > 0

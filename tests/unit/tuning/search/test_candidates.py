@@ -192,7 +192,9 @@ def test_model_advice_does_not_exclude_a_format(own_machine):
 
 @pytest.mark.slow
 def test_technique_with_missing_package_is_not_tried(own_machine, monkeypatch):
-    monkeypatch.setattr("eke.rules.requirements._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr(
+        "eke.rules.requirements._is_importable", lambda name: name != "bitsandbytes"
+    )
     _, found = candidates("compile=none", numerics=Numerics.reduced)
     assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
     assert found.refused["package_missing"] > 0

@@ -74,7 +74,7 @@ class Claim:
 @lru_cache(maxsize=4)  # every format needs them, and tests of peers take time
 def find_claims(comparison: Comparison) -> tuple[Claim, ...]:
     """Return all claims, by group and machine, in reading order."""
-    found = [claim for part in comparison.machines for claim in _on(comparison, part)]
+    found = [claim for part in comparison.machines for claim in _claims_on(comparison, part)]
     return tuple(found) or (Claim(Kind.nothing),)
 
 
@@ -91,9 +91,11 @@ def with_beside(claims: Sequence[Claim]) -> Iterator[Claim]:
                     yield beside
 
 
-def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
+def _claims_on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
     good = [row for row in part.rows if row.variant.records]
-    ends = _some(part, {Kind.failed: [row for row in part.rows if row not in good]}, part.speed)
+    ends = _claims_of(
+        part, {Kind.failed: [row for row in part.rows if row not in good]}, part.speed
+    )
     if len(good) < 2:
         return [Claim(Kind.only_one if good else Kind.none_well, part, tuple(good)), *ends]
     if part.baseline is None:
@@ -117,7 +119,7 @@ def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
         is_later = lower and finds and abs(lower.estimate or 0.0) <= lower.margin
         is_later = is_later and not comparison.metric
         ordered = [*ordered, *losses] if is_later else [*losses, *speed, *memory]
-    states = {row: (_judged(row, part.speed) or (0.0, "few"))[1] for row in others}
+    states = {row: (_compared_value(row, part.speed) or (0.0, "few"))[1] for row in others}
     few = [row for row in others if states[row] == "few"]
     never = [r for r in comparison.rows if (r.variant.machine, r.variant.work) == ("", part.work)]
     is_auto = part.level < ALPHA  # of `sweep.repeats=auto`
@@ -125,10 +127,10 @@ def _on(comparison: Comparison, part: MachineComparison) -> list[Claim]:
         Kind.open: [row for row in others if is_auto and states[row] == "open"],
         Kind.missing: [*few, *never] if len(few) < len(others) else [],
     }
-    return [*ordered, *_some(part, more, part.speed), *ends]
+    return [*ordered, *_claims_of(part, more, part.speed), *ends]
 
 
-def _some(
+def _claims_of(
     part: MachineComparison, rows: dict[Kind, list[ComparisonRow]], measure: Measure
 ) -> list[Claim]:
     """Return claims of the kinds that have rows."""
@@ -141,7 +143,7 @@ _STATES: Mapping[Enum, str] = {
 }  # fmt: skip
 
 
-def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
+def _compared_value(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
     """Return a value of which less is better, and its decision. None: not compared.
 
     The decision is better, worse, same, open, or few for too few repeats.
@@ -161,10 +163,10 @@ def _judged(row: ComparisonRow, measure: Measure) -> tuple[float, str] | None:
 
 def _best(part: MachineComparison, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Return claims about the best in one measure: speed, memory, a loss or a metric."""
-    judged = {row: found for row in rows if (found := _judged(row, measure))}
+    judged = {row: found for row in rows if (found := _compared_value(row, measure))}
     # Equal values, as of one training or of bytes: the faster row first, or with less memory.
     other = PEAK if measure.is_speed else part.speed
-    also = {row: (_judged(row, other) or (0.0, ""))[0] for row in judged}
+    also = {row: (_compared_value(row, other) or (0.0, ""))[0] for row in judged}
     every = sorted(judged, key=lambda row: (round(judged[row][0], 9), also[row]))
     tested = [row for row in every if judged[row][1] != "few"]
     states = {judged[row][1] for row in tested}
@@ -187,7 +189,7 @@ def _best(part: MachineComparison, rows: Sequence[ComparisonRow], measure: Measu
         Kind.ahead: [row for row in above if row in sound],
         Kind.peers: _peers_of(part, top, sound, measure),
     }
-    return [best, *_some(part, more, measure)]
+    return [best, *_claims_of(part, more, measure)]
 
 
 def _peers_of(

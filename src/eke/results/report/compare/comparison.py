@@ -197,13 +197,13 @@ def _divided(
     """Return variants, machines, differing keys, notes, and groups that are not yet compared."""
     variants, machines, keys = group(entries)
     out: dict[Variant, tuple[int, int, int]] = {}
-    for _, members in _parts(variants, machines):
+    for _, members in _group_by_machine(variants, machines):
         out |= find_outliers({v: v.sample(SAMPLE_SPEED.key) for v in members})
     variants = [replace(v, excluded=out[v]) if v in out else v for v in variants]
     chosen, notes = _choose_baselines(variants, machines, wanted, keys)
     labelled = dict(zip(variants, named(variants, chosen), strict=True))
     parts = []
-    for machine, members in _parts(variants, machines):
+    for machine, members in _group_by_machine(variants, machines):
         base = next((labelled[each] for each in chosen if each in members), None)
         own, work = [labelled[each] for each in members], members[0].work
         differing, focus = _focus(members)
@@ -213,7 +213,7 @@ def _divided(
     return list(labelled.values()), machines, keys, notes, parts
 
 
-def _parts(
+def _group_by_machine(
     variants: Sequence[Variant], machines: Sequence[Machine]
 ) -> list[tuple[Machine, list[Variant]]]:
     """Return the variants of each machine and group, the largest groups first."""
@@ -262,7 +262,7 @@ def _choose_baselines(
             notes.append(f"the baseline failed{where}: nothing is compared with it")
         elif wanted and not here:
             notes.append(f"the baseline did not run{where}: nothing is compared there")
-    for machine, part in _parts(variants, machines):
+    for machine, part in _group_by_machine(variants, machines):
         here = [v for v in meant if v in part]
         if wanted and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"

@@ -56,13 +56,13 @@ class PairTests:
             for pairs in groups
         ]
         pairs_of = zip(groups, known, strict=True)
-        rest = [self._over(pairs) if row is None else {} for pairs, row in pairs_of]
+        rest = [self._mean_differences(pairs) if row is None else {} for pairs, row in pairs_of]
         return [
             each if row is None else {key: row[key] for key in self.noise if key in row}
             for row, each in zip(known, correct_all(rest, self.level), strict=True)
         ]
 
-    def _over(self, pairs: _Pairs) -> dict[str, Difference]:
+    def _mean_differences(self, pairs: _Pairs) -> dict[str, Difference]:
         """Return the mean difference of some pairs in each measure."""
         effects: dict[str, Difference | None] = {}
         for key, compared in self.noise.items():

@@ -122,7 +122,7 @@ def gather(folders: Sequence[Path]) -> LoadedRecords:
     for run in _unique(each.resolve() for each in places if _is_run(each)):
         if run not in seen:
             seen.add(run)
-            entries.append(_alone(run))
+            entries.append(_entry_of_run(run))
     if not entries:
         raise ConfigError(no_runs(folders, "report", notes))
     first: dict[str, Path | None] = {}
@@ -193,7 +193,7 @@ def _run_of(sweep: Path, cell: dict[str, Any], run: Path | None, rows: tuple[str
     return Entry(overrides, outcome, reason, rows, rule, record, run, sweep.name)
 
 
-def _alone(run: Path) -> Entry:
+def _entry_of_run(run: Path) -> Entry:
     outcome, reason, record = _read(run)
     typed: Sequence[Any] | None = record.overrides if record else None
     try:

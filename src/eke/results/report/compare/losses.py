@@ -336,7 +336,7 @@ def _split(
     base, number = groups[0][0], sum(len(rows) for rows in groups if len(rows) > 1)
     split: list[list[K]] = []
     for rows in groups:
-        apart = _apart(rows, values, scale, level / number) if len(rows) > 1 else []
+        apart = _outlying(rows, values, scale, level / number) if len(rows) > 1 else []
         rest = [row for row in rows if row not in apart]
         split += [*([row] for row in apart), *([rest] if rest else [])]
     split.sort(key=lambda rows: base not in rows)
@@ -349,7 +349,9 @@ def _split(
     return list(copies.values())
 
 
-def _apart(rows: Sequence[K], samples: Mapping[K, Sample], scale: _Scale, level: float) -> list[K]:
+def _outlying(
+    rows: Sequence[K], samples: Mapping[K, Sample], scale: _Scale, level: float
+) -> list[K]:
     """Return the rows of a training that differ from the median of its others."""
     shared = [seed for seed in samples[rows[0]] if all(seed in samples[row] for row in rows)]
     if len(shared) < MIN_REPEATS:

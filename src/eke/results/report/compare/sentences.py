@@ -46,17 +46,17 @@ def verdict_lines(comparison: Comparison) -> list[str]:
             place = first = f"Machine {part.machine.letter}"
         for n, text in enumerate(texts):
             head = place if n else first
-            lines += _cut(f"{head}{': ' * bool(head)}{text}.", names)
+            lines += _split_sentences(f"{head}{': ' * bool(head)}{text}.", names)
     return [*lines, *([f"{_first_of(singles)}: nothing to compare with."] if singles else [])]
 
 
-def _cut(line: str, names: tuple[str, ...]) -> list[str]:
+def _split_sentences(line: str, names: tuple[str, ...]) -> list[str]:
     """Split a long line into sentences. A configuration's name keeps its case."""
     start, end, rest = line.partition("; ")
     if len(line) <= 200 or not end:  # two lines of a page
         return [line]
     rest = rest if rest.startswith(names) else f"{rest[:1].upper()}{rest[1:]}"
-    return [f"{start}.", *_cut(rest, names)]
+    return [f"{start}.", *_split_sentences(rest, names)]
 
 
 _PLAIN = {

@@ -126,9 +126,9 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
     four digits on (ConfigError: no such runs, or not two values).
     """
     if not by:
-        return [_open(word, words, n) for n, word in enumerate(words)]
+        return [_open_side(word, words, n) for n, word in enumerate(words)]
     key, _, wanted = by.partition("=")
-    entries = sorted(_open(words[0], words, 0).entries, key=_end)
+    entries = sorted(_open_side(words[0], words, 0).entries, key=_end)
     known = [_values(entry.record) for entry in entries if entry.record]
     values = dict.fromkeys(each[key] for each in known if key in each)
     chosen = wanted.split(",") if wanted else [*values]
@@ -140,10 +140,10 @@ def open_sides(words: Sequence[str], by: str = "") -> list[Side]:
         why = f"two values are compared, the runs have {', '.join(values) or 'none'}"
         example = Fix(remark=f"--by {shlex.quote(fix)}")
         raise ConfigError(Problem("--by", by, why, example, "unknown_factor"))
-    return [_open(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
+    return [_open_side(f"{words[0]}@{key}={each}", words, 0) for each in chosen]
 
 
-def _open(word: str, words: Sequence[str], place: int) -> Side:
+def _open_side(word: str, words: Sequence[str], place: int) -> Side:
     """Return the side of one word, the one at `place`."""
     places = (word, "", ""), word.rpartition("@"), word.partition("@")  # names may have an @
     known_places = (each for each in places if each[0] and user_path(each[0]).exists())
@@ -165,7 +165,7 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
     records = {e: e.record for e in found.entries if e.record}
     if not entries:
         parts = which.split(",")
-        entries = [e for e, record in records.items() if all(_is_of(record, p) for p in parts)]
+        entries = [e for e, record in records.items() if all(_has_value(record, p) for p in parts)]
     shown: dict[str, list[Entry]] = {}
     if not entries:  # names of configurations and groups as `eke report` shows them
         for variant in (row.variant for row in compare_runs([folder]).rows):
@@ -182,7 +182,7 @@ def _open(word: str, words: Sequence[str], place: int) -> Side:
     return Side(word, entries, found.commands[0] if len(found.commands) == 1 else ())
 
 
-def _is_of(record: Record, which: str) -> bool:
+def _has_value(record: Record, which: str) -> bool:
     """Return whether a record has this commit, source, state, setting or fact."""
     key, is_pair, value = which.partition("=")
     if is_pair:
@@ -343,7 +343,7 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
         variants = [(one, replace(other, label=label))]
     pairs, mean = _tested(variants, measure, notes)
     full = [pair for pair in pairs if pair.speed]
-    in_turns = all(_is_in_turns(*pair.runs) for pair in full)
+    in_turns = all(_alternates(*pair.runs) for pair in full)
     if full and not in_turns:
         ends = [median(_end(e) for pair in full for e in pair.runs[n]) for n in (0, 1)]
         apart = format_seconds(abs(ends[1] - ends[0]))
@@ -421,7 +421,7 @@ def _tested(
     return pairs, ratios.get(MEAN)
 
 
-def _is_in_turns(a: Sequence[Entry], b: Sequence[Entry]) -> bool:
+def _alternates(a: Sequence[Entry], b: Sequence[Entry]) -> bool:
     """Return whether the runs alternate about as often as there are rounds (A B B A: twice)."""
     order = sorted([*((_end(each), "A") for each in a), *((_end(each), "B") for each in b)])
     changes = sum(one != other for (_, one), (_, other) in pairwise(order))

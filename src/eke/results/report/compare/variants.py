@@ -219,7 +219,7 @@ def _grouped(variants: Sequence[Variant]) -> list[Variant]:
             places[each] = next(alike, places[each])
     every = list(dict.fromkeys(places.values()))
     columns = zip_longest(own, zip_longest(*every, fillvalue=""), fillvalue="")
-    parts = _apart(
+    parts = _distinguishing_texts(
         len(every), ([_value(k, v) if v else "" for v in column] for k, column in columns)
     )
     names = {p: ", ".join(filter(None, part)) for p, part in zip(every, parts, strict=True)}
@@ -232,7 +232,7 @@ def _grouped(variants: Sequence[Variant]) -> list[Variant]:
     return [replace(v, work=names[places[v]], told=told[v.entries]) for v in variants]
 
 
-def _apart(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+def _distinguishing_texts(number: int, columns: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return texts of each row, of as few columns as distinguish all rows."""
     parts: list[tuple[str, ...]] = [()] * number
     for column in columns:
@@ -278,7 +278,7 @@ def _labels(members: Sequence[Variant], base: Variant) -> dict[Variant, str]:
     for name, same in by_name.items():
         keys = dict.fromkeys(key for each in same for key in each.factors)
         texts = ([f"{k}={v.factors.get(k, v.settings.get(k, ''))}" for v in same] for k in keys)
-        ends = zip(same, _apart(len(same), texts), strict=True)
+        ends = zip(same, _distinguishing_texts(len(same), texts), strict=True)
         labels |= {v: f"{name}, {' '.join(part)}" for v, part in ends if part}
     return labels
 

@@ -80,18 +80,18 @@ def as_csv(comparison: Comparison) -> str:
     keys = [measure.key for measure in MEASURES]
     heading = ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
                "reason", *keys, "run"]  # fmt: skip
-    writer.writerow(map(_inert, heading))
+    writer.writerow(map(_escape_formula, heading))
     for row in comparison.rows:
         factors = [row.variant.factors.get(key, "") for key in comparison.factors]
         for entry in row.variant.entries:
             numbers = [entry.measures.get(key, "") for key in keys]
             cells = (row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
                      entry.outcome, entry.reason, *numbers, entry.folder or "")  # fmt: skip
-            writer.writerow(map(_inert, cells))
+            writer.writerow(map(_escape_formula, cells))
     return printable(text.getvalue(), colours=False)
 
 
-def _inert(cell: object) -> object:
+def _escape_formula(cell: object) -> object:
     """Escape text that a spreadsheet would read as a formula, also after white space.
 
     https://owasp.org/www-community/attacks/CSV_Injection
@@ -226,7 +226,7 @@ def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[st
         "rows": [
             {
                 "cells": [_cell(column.cell(row)) for column in shown],
-                "values": [_short(column.value and column.value(row)) for column in shown],
+                "values": [_round_for_page(column.value and column.value(row)) for column in shown],
                 "full": row.variant.label,
                 "class": "baseline" if row.is_baseline else "" if row.variant.records else "bad",
             }
@@ -235,7 +235,7 @@ def table_data(comparison: Comparison, rows: Sequence[ComparisonRow]) -> dict[st
     }
 
 
-def _short(value: float | None) -> float | None:
+def _round_for_page(value: float | None) -> float | None:
     """Round to six digits, which shortens the page."""
     return value and float(f"{value:.6g}")
 

@@ -112,13 +112,13 @@ def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
 
 def problems(comparison: Comparison) -> list[Section]:
     """Return the sections about failed runs, and runs without a speed, that have rows."""
-    failed = _by_reason(
+    failed = _group_by_reason(
         ((entry.outcome, entry.reason), row.variant.label)
         for row in comparison.rows
         for entry in row.variant.entries
         if entry.outcome != Outcome.ok.name
     )
-    unmeasured = _by_reason(
+    unmeasured = _group_by_reason(
         ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows
         if row.variant.records and SAMPLE_SPEED.key not in row.estimates
@@ -178,7 +178,7 @@ def _environment(comparison: Comparison, machine: Machine) -> dict[str, str]:
     return {key: value for key, value in facts.items() if value}
 
 
-def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
+def _group_by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
     """Return reason -> at most six configurations, and the number of the others."""
     labels: dict[tuple[str, ...], dict[str, None]] = {}
     for reason, label in found:

@@ -76,7 +76,7 @@ def _text(text: str, style: str = "") -> Text:
 def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) -> Table:
     rows = every[:MAX_ROWS]
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    shown = _fitting(comparison, rows, width)
+    shown = _fitting_columns(comparison, rows, width)
     styles = {"good": "green", "bad": "red"}  # in addition to a word
     for column, _ in shown:
         table.add_column(column.title, no_wrap=True)
@@ -90,7 +90,7 @@ def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) ->
     return table
 
 
-def _fitting(
+def _fitting_columns(
     comparison: Comparison, rows: Sequence[ComparisonRow], width: int
 ) -> list[tuple[Column, int]]:
     """Return the columns that fit the width, each with the level of detail of its cells."""
