@@ -51,8 +51,8 @@ def test_changed_software_reruns_and_changed_presentation_does_not(
     assert other.code == 0
     assert "rerun=true" in other.out, "the same command is answered from the record"
     assert len(run_folders(tmp_path)) == len(attempts(folder)) == 1
-    beside = train_forked(*SHORT, "rerun=true")
-    assert beside.code == 0, beside.text
+    rerun = train_forked(*SHORT, "rerun=true")
+    assert rerun.code == 0, rerun.text
     assert {f.name for f in run_folders(tmp_path)} == {folder.name, f"{folder.name}-2"}
 
 
