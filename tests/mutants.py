@@ -186,8 +186,8 @@ FAULTS = (
     fault(
         "rule_never_applies",
         "rules/deepspeed.py",
-        "is_zero(f) and f.optimizer.fails_on_pieces",
-        "is_zero(f) and not f.optimizer.fails_on_pieces",
+        "is_zero(f) and f.optimizer.fails_on_zero",
+        "is_zero(f) and not f.optimizer.fails_on_zero",
         "ZeRO starts with an optimizer it cannot split",
         "unit/rules/test_rules.py::test_rule_is_found_and_its_fix_is_valid",
     ),

@@ -73,8 +73,8 @@ ENTRY = OptimizerEntry(
     builder="rmsprop_for_eke:build",
     state_bytes=lambda config, weight, number_bytes: number_bytes * prod(weight.shape),
     built=("RMSprop torch",),
-    fails_on_parts="it takes roots of whole matrices",
-    fails_on_pieces="takes roots of whole matrices",
+    fails_on_fsdp="it takes roots of whole matrices",
+    fails_on_zero="takes roots of whole matrices",
     fails_in_backward="counts calls as steps",
 )
 

@@ -38,7 +38,9 @@ def test_entry_is_complete(option) -> None:
     assert optimizer_entry(config.optimizer) is known
     assert optimizer_bytes(config, structure(config).weights) > 0
     # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
-    seen = known.built or known.quantises or known.projects or known.pages or known.rounds_at_random
+    seen = (
+        known.built or known.quantises or known.projects or known.pages or known.stochastic_rounding
+    )
     assert seen
     assert known.implementation or known.temporaries is not unknown_temporaries
     # Its step was counted, or what stands in for it was.

@@ -19,7 +19,7 @@ from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner.samples import plan_data
 from eke.rules import RuleInputs, check
-from eke.workflows import heed, print_once
+from eke.workflows import print_once, warn_and_set_loggers
 
 _DESCRIPTION = """Shows the first rows as text, with trained tokens in green, or between [[ and ]]
 without colours. Then shows row lengths and the numbers of bad, empty and truncated rows."""
@@ -89,7 +89,7 @@ def _configuration(typed: list[str]) -> Config:
     if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
         fix, why = Fix(remark="eke data show with the overrides of one run"), "shows a single run"
         raise ConfigError(Problem("eke data show", "", why, fix, "wrong_argument"))
-    heed(arguments)
+    warn_and_set_loggers(arguments)
     composed = compose(arguments.overrides, arguments.config_dir)
     config = resolve_model(composed.config, composed.overrides, planning=True)
     if not is_set(composed, "task.num_labels"):

@@ -7,7 +7,7 @@ from eke.cli import make_parser, whole_number
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search.search_space import Objective
-from eke.workflows import heed, print_once
+from eke.workflows import print_once, warn_and_set_loggers
 from eke.workflows.autotune import TuneRequest, fit
 
 _DESCRIPTION = """\
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     typed = split_arguments([*folder, *overrides], _FLAGS)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
-    heed(typed)
+    warn_and_set_loggers(typed)
     request = TuneRequest(
         tuple(word for word in arguments if word != "--json"),
         typed,

@@ -12,7 +12,7 @@ from eke.common.files import json_safe
 from eke.common.paths import user_path
 from eke.config.compose import split_arguments
 from eke.plan.record import EXIT_OK
-from eke.workflows import heed, print_once
+from eke.workflows import print_once, warn_and_set_loggers
 from eke.workflows.evaluate import evaluate_run, render
 from eke.workflows.export import export
 from eke.workflows.generate import Sampling, TextWriter
@@ -74,7 +74,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     typed = split_arguments(options.overrides)
-    heed(typed)
+    warn_and_set_loggers(typed)
     found = evaluate_run(options.run, typed.overrides)
     content = json.dumps(json_safe(asdict(found)), indent=1, allow_nan=False)
     return print_once(content if options.json else render(found))

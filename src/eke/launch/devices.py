@@ -134,7 +134,7 @@ class Devices:
     ) -> DeviceLease | None:
         """Lease `count` different devices that suit. `gather`: keep free ones for the next call."""
         if not gather:
-            self.let_go()
+            self.release_all()
         self.why = ""
         taken = self._gathered if gather else {}
         if gather and self._gathering is None:
@@ -152,10 +152,10 @@ class Devices:
             return None
         grant = DeviceLease(list(taken), list(taken.values()), self.shared)
         taken.clear()
-        self.let_go()
+        self.release_all()
         return grant
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Release the devices gathered for a run."""
         _close(self._gathered)
         if self._gathering is not None:

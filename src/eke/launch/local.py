@@ -133,7 +133,7 @@ class Pool(StartedSweep):
             for job in self.books.running():
                 self.collect(job)
             for devices in self.devices.values():
-                devices.let_go()
+                devices.release_all()
             self.books.ledger.flush(at_once=True)
         return bool(self.heard)
 

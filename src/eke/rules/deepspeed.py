@@ -17,7 +17,7 @@ from eke.config.schema import AutoBool, Checkpointing, NvmeOffload, Weights, Wei
 from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, ZERO_FLAT_SHARDS_REASON
-from eke.rules.precision import is_narrow
+from eke.rules.precision import stores_bf16
 from eke.rules.rule import Rule, RuleInputs, Severity, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
@@ -138,21 +138,21 @@ RULES = (
     _deepspeed_rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: _is_zero(f) and f.optimizer.fails_on_pieces,
-        why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
+        when=lambda f: _is_zero(f) and f.optimizer.fails_on_zero,
+        why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_zero}",
         source="arXiv:1910.02054, section 5, and notes/deepspeed.md",
     ),
     _deepspeed_rule(
         id="zero_keeps_masters",
         key="precision.master",
-        when=lambda f: _is_zero(f) and is_narrow(f) and f.config.precision.master is AutoBool.off,
+        when=lambda f: _is_zero(f) and stores_bf16(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         source="notes/deepspeed.md",
     ),
     _deepspeed_rule(
         id="zero_rounds_adapters",
         key="precision.weights",
-        when=lambda f: _is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
+        when=lambda f: _is_zero(f) and stores_bf16(f) and f.config.peft.option != "none",
         why="DeepSpeed would round adapters to bfloat16. All other strategies keep float32",
         fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",

@@ -105,8 +105,8 @@ RULES = (
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: _is_cut(f) and f.optimizer.fails_on_parts,
-        why=lambda f: f"distributed=fsdp shards every tensor: {f.optimizer.fails_on_parts}",
+        when=lambda f: _is_cut(f) and f.optimizer.fails_on_fsdp,
+        why=lambda f: f"distributed=fsdp shards every tensor: {f.optimizer.fails_on_fsdp}",
         fix=Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
         versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",

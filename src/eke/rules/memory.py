@@ -229,6 +229,6 @@ def _shared_otherwise(facts: RuleInputs) -> Iterator[tuple[Fix, Config]]:
         yield fix, replace(config, distributed=zeroed, offload=Offload(option=offload))
     contradicts = config.batch.target and config.batch.target % (config.batch.micro_batch * count)
     several = facts.on_cuda and count > 1
-    if several and not optimizer_entry(config.optimizer).fails_on_parts and not contradicts:
+    if several and not optimizer_entry(config.optimizer).fails_on_fsdp and not contradicts:
         fix = Fix("distributed=fsdp", f"distributed.num_processes={count}")
         yield fix, replace(config, distributed=FSDP("fsdp", count))

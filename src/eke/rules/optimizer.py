@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         id="rounding_needs_bf16_weights",
         key="optimizer",
         when=lambda f: (
-            f.optimizer.rounds_at_random and f.config.precision.weights is not Weights.bfloat16
+            f.optimizer.stochastic_rounding and f.config.precision.weights is not Weights.bfloat16
         ),
         why="float32 weights are stored without rounding",
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",

@@ -48,8 +48,8 @@ def _is_float8(facts: RuleInputs) -> bool:
     return facts.config.precision.float8 is not Float8.off
 
 
-def is_narrow(facts: RuleInputs) -> bool:
-    """Return whether the stored weights have 16 bits."""
+def stores_bf16(facts: RuleInputs) -> bool:
+    """Return whether the stored weights are bfloat16."""
     return facts.config.precision.weights is Weights.bfloat16
 
 
@@ -64,10 +64,10 @@ def _trains_only_adapters(config: Config) -> bool:
 def _loses_updates(facts: RuleInputs) -> bool:
     config = facts.config
     return (
-        is_narrow(facts)
+        stores_bf16(facts)
         and not _trains_only_adapters(config)
         and not decide_formats(config).master
-        and not optimizer_entry(config.optimizer).rounds_at_random
+        and not optimizer_entry(config.optimizer).stochastic_rounding
         and config.optimizer.lr < _SMALLEST_STEP
     )
 
@@ -78,7 +78,7 @@ def _frozen_differ(facts: RuleInputs) -> bool:
     if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
         return False
     if peft.base_weights is BaseWeights.float32:
-        return is_narrow(facts)
+        return stores_bf16(facts)
     return computed_formats(facts.config) != {peft.base_weights.value}
 
 
@@ -213,7 +213,7 @@ RULES = (
     Rule(
         id="narrow_weights_need_their_compute",
         key="precision.compute",
-        when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
+        when=lambda f: stores_bf16(f) and f.config.precision.compute is not Compute.bfloat16,
         why=f"precision.weights is bfloat16. {_NO_WAY_FROM_BF16}",
         fix=Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
@@ -231,7 +231,7 @@ RULES = (
     without_effect(
         id="master_needs_narrow_weights",
         key="precision.master",
-        when=lambda f: f.config.precision.master is AutoBool.on and not is_narrow(f),
+        when=lambda f: f.config.precision.master is AutoBool.on and not stores_bf16(f),
         why="the weights are already float32",
         source="training/model/number_formats.py",
     ),
@@ -273,7 +273,7 @@ RULES = (
     if_changed(
         id="evaluation_has_its_own_format",
         key="precision.evaluation",
-        when=lambda f: _is_float8(f) or (is_narrow(f) and not _evaluates_in(f, Compute.bfloat16)),
+        when=lambda f: _is_float8(f) or (stores_bf16(f) and not _evaluates_in(f, Compute.bfloat16)),
         why=lambda f: (
             "float8 layers also use float8 in evaluation"
             if _is_float8(f)

@@ -175,7 +175,8 @@ def _copies_weights(config: Config) -> bool:
 def _plain_adamw(config: Config) -> bool:
     optimizer = config.optimizer
     free = (
-        not config.memory.optimizer_in_backward and not optimizer_entry(optimizer).rounds_at_random
+        not config.memory.optimizer_in_backward
+        and not optimizer_entry(optimizer).stochastic_rounding
     )
     return type(optimizer) is TorchAdamW and free
 

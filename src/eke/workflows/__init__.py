@@ -65,7 +65,7 @@ def main(
         arguments = split_arguments([*filter("--json".__ne__, argv)], also)
         if arguments.version:
             return print_once(f"eke {eke.__version__}")
-        heed(arguments)
+        warn_and_set_loggers(arguments)
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
@@ -100,9 +100,9 @@ def main(
 
 def _composed(arguments: Arguments) -> Composed:
     if any(text.startswith("train.resume=") for text in arguments.overrides):
-        from eke.workflows.resume import reopened
+        from eke.workflows.resume import with_run_overrides
 
-        arguments = reopened(arguments)
+        arguments = with_run_overrides(arguments)
     return compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
 
 
@@ -148,7 +148,7 @@ def print_progress(text: str) -> None:
         write_line(text, sys.stderr)
 
 
-def heed(arguments: Arguments) -> None:
+def warn_and_set_loggers(arguments: Arguments) -> None:
     """Print the warnings about a command once for all ranks on stderr, and set loggers."""
     for text in arguments.warnings if is_first() else ():
         write_line(f"warning: {text}", sys.stderr)

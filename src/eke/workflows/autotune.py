@@ -33,7 +33,7 @@ from eke.tuning.search.candidates import (
     cut_overrides,
     enumerate_candidates,
     room_of,
-    spelt_out,
+    with_explicit_values,
 )
 from eke.tuning.search.render_result import (
     describe_candidates,
@@ -93,13 +93,13 @@ class _Fitting:
         """Try candidates until no better result is expected, then repeat the best."""
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
-            while chosen := self.worth_trying(at_once):
+            while chosen := self.next_candidates(at_once):
                 self.try_out(chosen)
             while again := self.search.to_confirm():
                 self.try_out(again)
         return Fit(self.search, self.candidates, self.trials, self.request.numerics)
 
-    def worth_trying(self, count: int) -> list[int]:
+    def next_candidates(self, count: int) -> list[int]:
         """Return the numbers of the next candidates, with traced memory if it was unknown."""
         if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
@@ -268,7 +268,7 @@ def prepare(request: TuneRequest) -> _Fitting:
         raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true"), "absent_device"))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = _without_recipe(composed, baseline)
-    axes = [spelt_out(axis, baseline.config, composed, own) for axis in axes]
+    axes = [with_explicit_values(axis, baseline.config, composed, own) for axis in axes]
     if not composed.config.plan_only:
         # Plan the first trial of any size, unless it is cached: a package may be missing.
         first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)

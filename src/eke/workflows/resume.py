@@ -25,7 +25,7 @@ from eke.workflows.export import find_run
 _KEY = "train.resume"
 
 
-def reopened(arguments: Arguments) -> Arguments:
+def with_run_overrides(arguments: Arguments) -> Arguments:
     """Add the overrides of the run that the command names. Raise EkeError if it is unreadable."""
     typed = {_key_of(text): text for text in arguments.overrides}
     try:

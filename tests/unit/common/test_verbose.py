@@ -6,7 +6,7 @@ import pytest
 
 from eke.common.process_env import VERBOSE, be_verbose, child_environment
 from eke.config.compose import split_arguments
-from eke.workflows import heed
+from eke.workflows import warn_and_set_loggers
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def levels(monkeypatch):
 
 
 def test_named_loggers_are_at_debug_here_and_in_runs() -> None:
-    heed(split_arguments(["hydra.verbose=[eke.some]"]))
+    warn_and_set_loggers(split_arguments(["hydra.verbose=[eke.some]"]))
     assert logging.getLogger("eke.some").level == logging.DEBUG
     assert logging.getLogger("eke.other").level != logging.DEBUG
     assert child_environment()[VERBOSE] == "eke.some"
@@ -34,5 +34,5 @@ def test_verbose_true_selects_all_loggers(monkeypatch) -> None:
 
 def test_verbose_false_keeps_log_level() -> None:
     before = logging.getLogger().level
-    heed(split_arguments(["seed=1", "hydra.verbose=false"]))
+    warn_and_set_loggers(split_arguments(["seed=1", "hydra.verbose=false"]))
     assert (logging.getLogger().level, VERBOSE in child_environment()) == (before, False)

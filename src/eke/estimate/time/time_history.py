@@ -188,7 +188,7 @@ class Observation:
     """Median seconds of one optimizer step."""
 
     @property
-    def is_sane(self) -> bool:
+    def is_plausible(self) -> bool:
         """True if its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
         if not (self.key and self.run_id and all(math.isfinite(n) and n >= 0 for n in numbers)):
@@ -256,7 +256,7 @@ def record_step_time(plan: Plan, record: Record) -> None:
     predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
     amounts = amounts_of(plan, work)
     found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
-    if found.is_sane:
+    if found.is_plausible:
         add_line(path_of(time_group(plan)), json.dumps(asdict(found)))
 
 
@@ -295,4 +295,4 @@ def _parsed(line: str) -> Observation | None:
         found = make_converter().structure(json.loads(line), Observation)
     except (ValueError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError):
         return None
-    return found if found.is_sane else None
+    return found if found.is_plausible else None

@@ -87,7 +87,7 @@ def finish_attempt(
     return record
 
 
-def outline(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
+def rebuild_record(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
     """Return the record of a run whose newest attempt left none, from its metrics."""
     rows, _ = metrics.read_rows(paths.metrics)
     return outline_record(plan, rows, max(0, len(read_attempts(paths)) - 1), outcome, failure)

@@ -13,7 +13,7 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_attempt import machine_of, outline
+from eke.launch.processes.run_attempt import machine_of, rebuild_record
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission_file import read_ticket
@@ -98,7 +98,7 @@ class ClusterRun:
             told = state or "SLURM has no reason"
             told += _job_output_path(paths, outcome)
             failure = Failure("job", f"the job ended without a record: {told}")
-            record = outline(paths, self.plan, outcome, failure)
+            record = rebuild_record(paths, self.plan, outcome, failure)
             record.machine = machine_of(read_attempts(paths), self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
             write_record(paths, record)

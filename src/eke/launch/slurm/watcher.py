@@ -20,7 +20,7 @@ from eke.common.process_env import SlurmTask, current_cluster_task
 from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.multi_node import Coordinator, follow, launch_attempt
-from eke.launch.processes.run_attempt import WORKER_PHASE, outline
+from eke.launch.processes.run_attempt import WORKER_PHASE, rebuild_record
 from eke.launch.processes.run_dir import lock_run_folder
 from eke.launch.processes.sweep import MAX_CRASHES, POLL_S, training_and_startup_s
 from eke.launch.processes.worker_process import STOP_SIGNALS
@@ -217,7 +217,7 @@ def _record_wrong_node(
 ) -> Record:
     """Record why no worker could start here. Raise BusyError if another process holds the run."""
     with lock_run_folder(paths):
-        record = outline(paths, plan, outcome, Failure(_WRONG_NODE_PHASE, why))
+        record = rebuild_record(paths, plan, outcome, Failure(_WRONG_NODE_PHASE, why))
         write_record(paths, record)
         return record
 

@@ -257,7 +257,7 @@ class OptimizerEntry:
     """True if the first step is compiled, with a C++ compiler or, on a GPU, Triton."""
     pages: bool = False
     """True if states move to host memory if GPU memory is full."""
-    rounds_at_random: bool = False
+    stochastic_rounding: bool = False
     """True if bfloat16 weights are rounded stochastically, so that small updates accumulate."""
     averages: bool = False
     """True if an average of weights replaces a learning rate schedule."""
@@ -265,9 +265,9 @@ class OptimizerEntry:
     """True if updates are about as large as those by AdamW with the same learning rate."""
     needs_matrices: bool = False
     """True if the optimizer requires a trained matrix inside a layer."""
-    fails_on_parts: str = ""
+    fails_on_fsdp: str = ""
     """Failure on FSDP2's shards, "" if it works (tests/equivalence/test_ranks.py)."""
-    fails_on_pieces: str = ""
+    fails_on_zero: str = ""
     """Failure on ZeRO's flat shards, "" if the loss curve equals the curve without ZeRO."""
     # Apex's FusedAdam was not tested (it needs a GPU). DeepSpeed lists it in runtime/zero/utils.py.
     fails_in_backward: str = ""
@@ -300,7 +300,7 @@ _bitsandbytes = partial(
     package="bitsandbytes",
     install='pip install "eke[bitsandbytes]"',
     temporaries=bitsandbytes,
-    fails_on_parts=_WHOLE,
+    fails_on_fsdp=_WHOLE,
 )
 
 _adamw_bitsandbytes = partial(
@@ -326,7 +326,7 @@ _adamw_torchao = partial(
     builder=f"{_BUILDERS}adamw_torchao",
     quantises=_quantised_by_torchao,
     counted_as="adamw_8bit",
-    fails_on_pieces=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for "
+    fails_on_zero=f"{ZERO_FLAT_SHARDS_REASON}, and it silently keeps float32 states for "
     "incomplete blocks",
 )
 
@@ -338,8 +338,8 @@ _low_rank = partial(
         2 * step.largest + step.hidden,
         4 * step.largest + 8 * step.hidden * step.wide,
     ),
-    fails_on_parts=f"it projects full matrices {_MIXED}",
-    fails_on_pieces=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} "
+    fails_on_fsdp=f"it projects full matrices {_MIXED}",
+    fails_on_zero=f"projects matrices, and {ZERO_FLAT_SHARDS_REASON} "
     "(IndexError: tuple index out of range)",
 )
 
@@ -359,7 +359,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         counted_as="adamw_fused",
         twin="adamw_fused",
         cuda_only=True,
-        fails_on_parts="apex's kernels need full tensors",
+        fails_on_fsdp="apex's kernels need full tensors",
         fails_in_backward=_COUNTS,
     ),
     "adamw_8bit": _adamw_bitsandbytes(),
@@ -383,22 +383,22 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "adamw_torchao_8bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=8),
-        fails_on_parts="its quantized shards cannot be loaded from a checkpoint "
+        fails_on_fsdp="its quantized shards cannot be loaded from a checkpoint "
         "(torch: Weights only load failed)",
     ),
     "adamw_torchao_4bit": _adamw_torchao(
         state_bytes=partial(_torchao_state, bits=4),
-        fails_on_parts="its 4-bit states are flat, but its compiled step needs matrices "
+        fails_on_fsdp="its 4-bit states are flat, but its compiled step needs matrices "
         "(torch: wrong number of dimensions)",
     ),
     "adamw_bf16_sr": _torchao(
         builder=f"{_BUILDERS}adamw_bf16_sr",
         state_bytes=_adamw,
         counted_as="adamw_fused",
-        rounds_at_random=True,
+        stochastic_rounding=True,
         # Two processes deviated from float32 copies as far as one. Uneven shards were not tested.
-        fails_on_parts="every process would use the same random numbers for its shard",
-        fails_on_pieces="rounds bfloat16 weights stochastically, but ZeRO updates float32 copies",
+        fails_on_fsdp="every process would use the same random numbers for its shard",
+        fails_on_zero="rounds bfloat16 weights stochastically, but ZeRO updates float32 copies",
         fails_in_backward="would use the same random numbers for every weight of a step",
     ),
     "adafactor": _adamw_sized(
@@ -406,8 +406,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         state_bytes=_adafactor,
         built=("Adafactor transformers",),
         temporaries=_adafactor_step,
-        fails_on_parts=f"it needs sums over the rows and columns of full matrices {_MIXED}",
-        fails_on_pieces=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it "
+        fails_on_fsdp=f"it needs sums over the rows and columns of full matrices {_MIXED}",
+        fails_on_zero=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it "
         "silently becomes another algorithm with 4 bytes per parameter",
     ),
     "sgd": OptimizerEntry(
@@ -425,7 +425,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         temporaries=_muon_step,
         steps_like_adamw=lambda o: cast(schema.Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
-        fails_on_pieces=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
+        fails_on_zero=f"orthogonalizes matrices, but {ZERO_FLAT_SHARDS_REASON} "
         "(torch: Param gradient must be a 2D matrix)",
     ),
     "schedule_free": OptimizerEntry(
@@ -437,7 +437,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         # The library's foreach loop normalizes all gradients together.
         temporaries=lambda step: (step.total, 2 * step.total),
         averages=True,
-        fails_on_pieces="evaluates and saves an average, which does not reach the model from "
+        fails_on_zero="evaluates and saves an average, which does not reach the model from "
         "ZeRO's shards",
         fails_in_backward=_COUNTS,
     ),

@@ -42,19 +42,19 @@ class StreamedRows:
 
     def row(self, index: int) -> TokenRow:
         """Return a row."""
-        return self.taken(index)[0]
+        return self.read_row(index)[0]
 
     def label(self, index: int) -> Any:
         """Return the label of a row, as `StoredRows` does."""
-        return self.taken(index)[1]
+        return self.read_row(index)[1]
 
-    def taken(self, index: int) -> _StreamedRow:
+    def read_row(self, index: int) -> _StreamedRow:
         """Return a row, or another one of the buffer. RunError: changed file, too many bad rows."""
         try:
             if self._process != os.getpid():  # a fork must not share positions in files
                 self._open()
             if self._last is None or index != self._last[0]:
-                self._last = index, self._read_row(index)
+                self._last = index, self._next_usable(index)
         except ConfigError as error:
             raise RunError(error.short()) from error
         return self._last[1]
@@ -71,7 +71,7 @@ class StreamedRows:
         self._process, self._last = os.getpid(), None
         self._begin(0)
 
-    def _read_row(self, index: int) -> _StreamedRow:
+    def _next_usable(self, index: int) -> _StreamedRow:
         epoch = index // self._length if self._length else 0
         if index < self._next or epoch > self._epoch:
             self._begin(epoch)

@@ -76,7 +76,7 @@ class TaskSamples:
         """Return the sample with this number in this epoch (masking differs between epochs)."""
         sample = TASKS[self.config.targets.option](self, *key)
         if isinstance(self.source, StreamedRows):
-            sample["skipped"] = np.asarray(self.source.taken(key[1])[2])
+            sample["skipped"] = np.asarray(self.source.read_row(key[1])[2])
         return sample
 
     def lengths(self) -> np.ndarray:

@@ -75,7 +75,7 @@ class ActivationOffload(saved_tensors_hooks):
 
     def _pack(self, tensor: Tensor) -> Any:
         is_weight = tensor.untyped_storage()._cdata in self._weights
-        if is_weight or not is_away(tensor) or tensor.nbytes < MIN_BYTES:
+        if is_weight or not is_on_device(tensor) or tensor.nbytes < MIN_BYTES:
             return tensor
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
@@ -172,7 +172,7 @@ def copied_leaf(tensor: Tensor) -> Tensor | None:
     return leaf if leaf is not None and copies == 1 and leaf.is_contiguous() else None
 
 
-def is_away(tensor: Tensor) -> bool:
+def is_on_device(tensor: Tensor) -> bool:
     """Return whether a tensor is outside host memory."""
     return tensor.device.type != "cpu"
 

@@ -16,9 +16,9 @@ from eke.training.model.load_pretrained import (
     LoadReport,
     checkpoint_configuration,
     is_padding_alone,
-    learn_padding,
     load_pretrained,
     set_special_ids,
+    train_padding_embedding,
 )
 from eke.training.model.model_checks import (
     HEADS,
@@ -53,7 +53,7 @@ def build_model_and_report(
         model, report = _random_model(plan, place, parts), LoadReport()
     with parts or nullcontext():
         freeze_named(plan, model)
-        learn_padding(plan, model)
+        train_padding_embedding(plan, model)
         freeze_unused(model)
         cast_experts(model)
         convert_linear_layers(plan, model, device)

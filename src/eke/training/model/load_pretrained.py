@@ -309,7 +309,7 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
     return token == vocabulary.pad and token not in {vocabulary.bos, vocabulary.eos, *written}
 
 
-def learn_padding(plan: Plan, model: Any) -> None:
+def train_padding_embedding(plan: Plan, model: Any) -> None:
     """Train the embedding of the padding token if samples contain that token."""
     if plan.vocabulary.is_bytes:
         return

@@ -157,7 +157,7 @@ def note_states(job: TrainingState) -> None:
         (known.quantises is not None, "optimizer_quantised_frac", "the state is not quantised"),
         (known.projects, "optimizer_projected_frac", "the state is not projected"),
         (known.pages, "optimizer_paged_bytes", "the state is not paged"),
-        (known.rounds_at_random, "optimizer_stochastic_rounding", "rounding is not random"),
+        (known.stochastic_rounding, "optimizer_stochastic_rounding", "rounding is not random"),
     ):
         if wanted and not found[key]:
             job.warn(f"optimizer={option} had no effect: {what}")

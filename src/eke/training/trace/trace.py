@@ -211,7 +211,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             if found:
                 self.history.components[found[0]] = component
 
-    def saw_logits(self, logits: Tensor) -> None:
+    def record_logits(self, logits: Tensor) -> None:
         """Record the model's logits. The following operations belong to the loss."""
         self.call([logits], LOGITS)
         self._logits = (logits.numel(), logits.shape[-1] if logits.dim() else 1)

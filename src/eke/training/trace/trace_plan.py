@@ -250,7 +250,7 @@ class Training:
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps and evaluate again. Values in the batches have no effect."""
         history, trace = self.trace.history, self.trace
-        self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
+        self.model.register_forward_hook(lambda _, __, out: trace.record_logits(out.logits))
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]  # torch 2.13

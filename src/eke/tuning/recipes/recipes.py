@@ -18,9 +18,9 @@ from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
     choose_16_bit,
+    choose_16_bit_with_hint,
     compiler,
     fused_loss,
-    half_and_hint,
     loss,
     sparse,
 )
@@ -104,7 +104,7 @@ def _adapters(situation: ChoiceContext) -> Question | None:
 
 FASTEST = AdaptiveRecipe(
     "fastest",
-    first=(half_and_hint, batch),
+    first=(choose_16_bit_with_hint, batch),
     # CUDA graphs, if `compiler` chooses them, exclude `sparse`.
     then=(attention, _packing, compiler, sparse, _fused_loss_question, _adapters, workers),
     menu=(

@@ -111,7 +111,7 @@ def _gain(situation: ChoiceContext, dtype: str) -> str:
     return f"{device.name} multiplies {dtype} matrices {faster} ({peaks})"
 
 
-def half_and_hint(situation: ChoiceContext) -> Question:
+def choose_16_bit_with_hint(situation: ChoiceContext) -> Question:
     """Return the question of `choose_16_bit`, with a hint at float8 if it may be faster."""
     question, device, config = choose_16_bit(situation), situation.device, situation.config
     is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= _FLOAT8_CAPABILITY

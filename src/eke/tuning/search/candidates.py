@@ -264,7 +264,7 @@ _Key = tuple[str, str]
 _Settings = Mapping[_Key, Any]
 
 
-def spelt_out(
+def with_explicit_values(
     axis: _SearchAxis, baseline: Config, composed: Composed, own: Path | None
 ) -> _SearchAxis:
     """Return the axis with explicit values, without the value that equals the baseline.

@@ -76,7 +76,7 @@ def test_gathered_devices_are_released_if_unused(gpus) -> None:
     one, other = gpus(2), gpus(2)
     held = one.take(1)
     assert one.take(2, gather=True) is None
-    one.let_go()
+    one.release_all()
     assert other.take(1) is not None
     held.release()
 

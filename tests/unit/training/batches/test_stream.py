@@ -174,7 +174,7 @@ def test_bad_row_is_replaced_by_the_next(tmp_path) -> None:
         assert set(counts) == set(texts([*range(5, 8), *range(10, 20), *range(21, 40)]))
         assert sum(counts.values()) - len(counts) == 3
         again = opened(plan)
-        assert sum(again.taken(n)[2] for n in range(35)) >= 3
+        assert sum(again.read_row(n)[2] for n in range(35)) >= 3
         assert read(opened(plan), range(20, 35)) == found[20:]
 
 
@@ -217,7 +217,7 @@ def test_single_bad_conversation_ends_the_run(tmp_path, monkeypatch) -> None:
     with pytest.raises(RunError, match=r"rows.jsonl:31 .* -> data.bad_rows=skip"):
         [source.row(n) for n in range(35)]
     skipping = source_of(*typed, "data.bad_rows=skip")
-    assert sum(skipping.taken(n)[2] for n in range(35)) == 1
+    assert sum(skipping.read_row(n)[2] for n in range(35)) == 1
 
 
 PAIRS = ("data.prompt=ask", "data.response=say")
@@ -266,7 +266,7 @@ def test_stream_class_names_come_from_the_first_rows(tmp_path, monkeypatch) -> N
     more = ("data.shuffle_buffer=0", "data.max_bad_frac=0.1")
     source = source_of(*CLASSES, f"data.path={path}", *more)
     assert [int(source.label(n)) for n in range(4)] == [0, 1, 0, 1]  # rows 5 to 8: no, yes, no, yes
-    assert source.taken(595)[2] == 1, "of no class"
+    assert source.read_row(595)[2] == 1, "of no class"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_cpu_offload_settings_have_no_effect_and_warn(trained) -> None:
 
 def test_offloaded_bytes_and_cache_calls_are_counted_on_a_gpu(trained, monkeypatch) -> None:
     """The host plays the GPU: its tensors count as away, and its allocator as caching."""
-    monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
+    monkeypatch.setattr("eke.training.model.activation_offload.is_on_device", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     gpu = CacheRelease(2, torch.device("cuda"))
     monkeypatch.setattr(job_module, "CacheRelease", lambda every, device: gpu)

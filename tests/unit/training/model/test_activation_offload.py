@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def everything_is_away(monkeypatch):
     """Tensors of the host count as a GPU's: they are copied there and back."""
-    monkeypatch.setattr(activation_offload, "is_away", lambda tensor: True)
+    monkeypatch.setattr(activation_offload, "is_on_device", lambda tensor: True)
 
 
 def gradients(model, inputs, context):
