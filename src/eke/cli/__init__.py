@@ -115,13 +115,13 @@ def _do(arguments: list[str]) -> int:
         sys.stdout.write(answer_shell(rest, _NAMES))
         return EXIT_OK
     if command not in ("train", "--version"):
-        raise ConfigError(_unknown(command, rest))
+        raise ConfigError(_unknown_command(command, rest))
     from eke import workflows
 
     return workflows.main(rest if command == "train" else ["--version"])
 
 
-def _unknown(command: str, rest: list[str]) -> Problem:
+def _unknown_command(command: str, rest: list[str]) -> Problem:
     """Suggest the intended command, or `train` if the word is an override."""
     meant = suggest_match(command, _NAMES)
     typed = ["train", command] if "=" in command else [meant] if meant else []

@@ -65,11 +65,11 @@ def retry(options: argparse.Namespace) -> int:
         why = "is not a sweep folder" + (". Rerun the run with its command" if run else "")
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again), "not_a_sweep"))
-    directory, command, cells = _recorded(sweep.sweep, options.trust)
+    directory, command, cells = _read_command(sweep.sweep, options.trust)
     wanted = options.only or [*RETRYABLE, UNREADABLE]
     found = {s.name or s.label: s.paths for s in find_statuses(folder) if s.state in wanted}
     chosen = list(found.values())  # several cells may be the same run
-    _refuse_a_copy(folder, directory, cells)
+    _reject_copy(folder, directory, cells)
     if not chosen:
         write_line('{"rerun": []}' if options.json else f"no run is {' or '.join(wanted)}")
         return EXIT_OK
@@ -87,7 +87,7 @@ def retry(options: argparse.Namespace) -> int:
         return fit.main([*command[1:], *["--json"] * options.json])
 
 
-def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
+def _read_command(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
     """Return a sweep's start folder, command and cells. The command can run any program."""
     try:
         content = read_json(file, own=not trust)
@@ -107,7 +107,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
     return directory, command, cells
 
 
-def _refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
+def _reject_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
     """Raise EkeError for a moved or copied sweep, whose command runs in `directory`."""
     runs = {Path(directory, cell["folder"]).parent for cell in cells if cell.get("folder")}
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):

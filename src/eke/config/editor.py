@@ -148,6 +148,7 @@ def _schema_entry(group: str, variant: str) -> str:
 
 
 def _option_defaults(group: str, catalogue: Catalogue) -> _Schema:
+    """Return the schema of the defaults list in the file of an option."""
     variants = VARIANTS.get(group, {})
     options = option_summaries(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}

@@ -132,7 +132,8 @@ RULES = (
             "in the memory of the CUDA graphs"
         ),
         fix=lambda f: Fix(
-            *_without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
+            *_without_graphs(f).words,
+            remark="or one micro-batch per step: a larger batch.per_device",
         ),
         source=f"{_ISSUES}/169545",
         versions="torch 2.13",

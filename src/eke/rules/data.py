@@ -140,7 +140,7 @@ RULES = (
         id="multiple_needs_padding",
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
-        why=lambda f: f"all samples have {f.data.seq_len} tokens, a multiple of it",
+        why=lambda f: f"all samples have {f.data.seq_len} tokens, a multiple of this value",
         source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     ),
     Rule(

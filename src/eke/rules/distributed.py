@@ -174,7 +174,7 @@ RULES = (
         id="nodes_share_unevenly",
         key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.distributed.num_processes,
-        why=lambda f: f"{f.distributed.num_processes} processes are no multiple of the nodes",
+        why=lambda f: f"is not a multiple of distributed.num_nodes = {f.distributed.num_nodes}",
         fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
         source="src/eke/launch/processes/multi_node.py",
     ),

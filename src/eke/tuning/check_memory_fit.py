@@ -20,7 +20,7 @@ _found: dict[Any, Advice | None] = {}
 
 def reject_unfit_plan(plan: Plan, found: Forecast) -> str:
     """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
-    _refuse_host(plan, found)
+    _reject_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
@@ -37,7 +37,7 @@ def reject_unfit_plan(plan: Plan, found: Forecast) -> str:
     return f"{expected}, {_has(plan, found)} ({_fix(plan, found)})"
 
 
-def _refuse_host(plan: Plan, found: Forecast) -> None:
+def _reject_host(plan: Plan, found: Forecast) -> None:
     """Reject a plan that needs more host memory than the node has, also for checkpoint copies."""
     has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
     if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:

@@ -176,7 +176,7 @@ def _why_not_larger(search: BatchSearch, chosen: BatchChoice, means: BatchSearch
     peak = found.peak
     if search.known.has_failed(search.plans[number]):
         return f"{size} ran out of memory in a probe"
-    if search.room(number) is False or chosen.how == "as before":
+    if search.fits(number) is False or chosen.how == "as before":
         return f"{size} would need {format_bytes(peak.expected)}"
     between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
     between += _why_not_traced(found)
@@ -204,13 +204,16 @@ def apply_recipe(
 ) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
     """Return the configuration with its recipe's choices, all choices, and the recipe's decisions.
 
-    Keys set by overrides, a sweep or the experiment are kept, and keys whose change a rule rejects.
+    A recipe keeps keys set by overrides, a sweep or the experiment, and keys whose change a rule
+    rejects.
     """
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
         return config, composed.choices, ()
-    mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
-    kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
+    # An option's accumulation would change the samples per step with the micro-batch: fix them.
+    by_option = config.batch.accumulation is not None
+    by_option &= not is_set(composed, "batch.accumulation")
+    kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if by_option else ()
     resolver = RecipeResolver(
         recipe, user_set_keys(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
@@ -218,10 +221,10 @@ def apply_recipe(
     units = bfloat16_units() if device.kind == "cpu" else ()
     start = ChoiceContext(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
 
-    def base(config: Config) -> Plan:
+    def plan(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")
 
-    chosen = resolver.settle(start, base).config
+    chosen = resolver.choose_all(start, plan).config
     decided = resolver.decisions
     options = {each.key: each.value for each in decided if each.key in composed.choices}
     return chosen, {**composed.choices, **options}, decided

@@ -32,7 +32,7 @@ from eke.tuning.search.candidates import (
     axes_for,
     cut_overrides,
     enumerate_candidates,
-    room_of,
+    search_verdict,
     with_explicit_values,
 )
 from eke.tuning.search.render_result import (
@@ -113,11 +113,11 @@ class _Fitting:
         """Trace a candidate's memory, and return whether its fit has changed."""
         found = self.candidates.found[number]
         forecast = traced_forecast(found.plan)
-        room = room_of(forecast)
-        point = replace(found.point, room=room, peak_bytes=forecast.peak.expected)
+        verdict = search_verdict(forecast)
+        point = replace(found.point, verdict=verdict, peak_bytes=forecast.peak.expected)
         self.candidates.found[number] = replace(found, point=point, forecast=forecast)
         self.search.points[number] = point
-        return room is not found.point.room
+        return verdict is not found.point.verdict
 
     def try_out(self, numbers: Sequence[int]) -> None:
         """Run trials of candidates, and add their results to the search."""
@@ -261,7 +261,7 @@ def prepare(request: TuneRequest) -> _Fitting:
     option = request.name or "_".join(["fit", composed.choices["model"], *unusual])
     # Check the name before slow steps.
     free_path(own or conf_folder(), option, composed.config.plan_only)
-    baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
+    baseline = plan_for(composed, planning=True, launcher=launcher, reject=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         wanted = composed.config.hardware.option
@@ -273,7 +273,7 @@ def prepare(request: TuneRequest) -> _Fitting:
         # Plan the first trial of any size, unless it is cached: a package may be missing.
         first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
         trial = compose(first, own, in_sweep=True)
-        planned = partial(plan_for, trial, launcher=launcher, refuse=False, trace=False)
+        planned = partial(plan_for, trial, launcher=launcher, reject=False, trace=False)
         plan_unless_answered(planned, launcher.place_of)
 
     def expected_step_s(plan: Plan) -> float | None:

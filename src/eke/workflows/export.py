@@ -38,20 +38,20 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     paths, target = find_run(run), user_path(folder).resolve()
     record = finished_record(paths)
     adapted = record.choices.get("peft", "none") != "none"
-    plan = _mergeable(paths) if merge and adapted else None
+    plan = _plan_to_merge(paths) if merge and adapted else None
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         why = "is a folder with files" if target.is_dir() else "is a file"
         fix = Fix(remark="another name, or an empty folder")
         raise ConfigError(Problem("DIR", folder, why, fix, "folder_in_use"))
-    send = _hub(push) if push else None
+    send = _prepare_upload(push) if push else None
     try:
         card = render_card(record, merged=plan is not None)
-        notes = [] if plan else _unmerged(record, adapted, merge)
+        notes = [] if plan else _adapter_notes(record, adapted, merge)
     except Exception as error:  # another user's record may have any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _write_then_move(target) as unfinished:
         _copy_checked(paths.exported(record.model_step), unfinished)
-        notes += _merge(plan, unfinished) if plan else []
+        notes += _merge_adapter(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
     kind = "model with its adapters merged" if plan else "adapter" if adapted else "model"
@@ -60,7 +60,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     return "\n".join([*lines, send(target)] if send else lines)
 
 
-def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
+def _adapter_notes(record: Record, adapted: bool, merge: bool) -> list[str]:
     base = record.config.get("model", {}).get("name_or_path")
     if merge:
         return ["--merge has no effect: the run has no adapters"]
@@ -128,13 +128,13 @@ def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="eke-") as made:
         if parts:
-            _put_together(read_plan(paths), record, parts, Path(made))
+            _gather_model(read_plan(paths), record, parts, Path(made))
         else:
             _copy_checked(saved, Path(made))
         yield Path(made)
 
 
-def _put_together(plan: Plan, record: Record, parts: Path, folder: Path) -> None:
+def _gather_model(plan: Plan, record: Record, parts: Path, folder: Path) -> None:
     """Write the model of an intact checkpoint in parts."""
     from eke.training.checkpoint import find_damage
     from eke.training.loop.environment import quiet_libraries  # slow: torch
@@ -153,7 +153,7 @@ def _put_together(plan: Plan, record: Record, parts: Path, folder: Path) -> None
         raise EkeError(f"{folder}: {error.strerror or error}\n  -> {fix}") from error
 
 
-def _mergeable(paths: RunPaths) -> Plan:
+def _plan_to_merge(paths: RunPaths) -> Plan:
     """Return the plan of a run whose base model is available and unchanged."""
     plan = read_plan(paths)
     if not isinstance(plan.config.model, PretrainedModel) and plan.device.kind != "cpu":
@@ -210,7 +210,7 @@ def _copy_checked(source: Path, target: Path) -> None:
             raise EkeError(f"{there[name]}: is damaged: the run wrote another content")
 
 
-def _merge(plan: Plan, folder: Path) -> list[str]:
+def _merge_adapter(plan: Plan, folder: Path) -> list[str]:
     """Replace an adapter in `folder` by the merged model, and return warnings."""
     from eke.training.loop.environment import quiet_libraries  # slow: torch
 
@@ -230,7 +230,7 @@ def _merge(plan: Plan, folder: Path) -> list[str]:
     return [missing] if missing else []
 
 
-def _hub(name: str) -> Callable[[Path], str]:
+def _prepare_upload(name: str) -> Callable[[Path], str]:
     """Return a function that uploads a folder and returns its URL, or raise EkeError."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy

@@ -68,12 +68,12 @@ class TextWriter:
         paths = find_run(run, "generate", "PROMPT")
         record = finished_record(paths, stopped=True)
         if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
-            raise self._refuse(f"is a model for task={record.choices.get('task')}")
+            raise self._unusable(f"is a model for task={record.choices.get('task')}")
         saved = self._held.enter_context(checked_model(paths, record))
         # Other tokenizers are saved with the model.
         return saved, not any(saved.glob("tokenizer*"))
 
-    def _refuse(self, why: str) -> ConfigError:
+    def _unusable(self, why: str) -> ConfigError:
         fix = Fix(remark="eke export, and transformers' pipeline for its task")
         problem = Problem("RUN", self.run, f"{why}, which generates no text", fix, "no_generation")
         return ConfigError(problem)
@@ -107,7 +107,7 @@ class TextWriter:
                 names = content.get("architectures") or [""]
                 generative = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
                 if not names[0].endswith(generative):
-                    raise self._refuse(f"is a {names[0] or 'model without a class'}")
+                    raise self._unusable(f"is a {names[0] or 'model without a class'}")
             kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
             found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True, **spread)
             if self.is_adapter and (self.folder / "generation_config.json").is_file():

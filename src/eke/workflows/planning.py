@@ -100,14 +100,14 @@ def _plan_for(
     composed: Composed,
     planning: bool,
     launcher: "Launcher | None" = None,
-    refuse: bool | None = None,
+    reject: bool | None = None,
     trace: bool = True,
     means: BatchSearchBudget | None = None,
     target: tuple[Device, str, int] | None = None,
 ) -> Plan:
     """Check and plan one configuration. Raise ConfigError with all broken rules.
 
-    With `planning` no run starts. Without `launcher` it is a single run on this machine. `refuse`
+    With `planning` no run starts. Without `launcher` it is a single run on this machine. `reject`
     rejects a run that cannot fit into memory, by default if it starts. `trace` permits seconds for
     a trace if formulas cannot decide that. `means` is the budget of batch=auto. `target` has the
     device, the reason for it and the number of nodes, by default the launcher's.
@@ -134,8 +134,8 @@ def _plan_for(
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
-    refuse = not planning if refuse is None else refuse
-    lenient = not refuse or config.ignore_forecast  # the forecast shows more details
+    reject = not planning if reject is None else reject
+    lenient = not reject or config.ignore_forecast  # the forecast shows more details
     facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: ValidCandidate) -> Plan:
@@ -151,7 +151,7 @@ def _plan_for(
         plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # it starts after others have ended
         plan = with_all_memory_free(plan)
-    return check_memory_fit(plan, trace) if refuse and not has_fit else plan
+    return check_memory_fit(plan, trace) if reject and not has_fit else plan
 
 
 def _with_enough_devices(

@@ -401,13 +401,13 @@ def plan_cells(
             cells.append(SweepRun(point.composed.overrides, row=point.row, round=config.repeat))
             try:
                 means = means_of_a_cell(config, launcher)
-                planned = partial(plan_for, point.composed, launcher=launcher, refuse=True,
+                planned = partial(plan_for, point.composed, launcher=launcher, reject=True,
                                   trace=False, means=means)  # fmt: skip
                 where = launcher.place_of
                 plan = planned(True) if config.plan_only else plan_unless_answered(planned, where)
                 launcher.request(plan)
             except ConfigError as error:
-                cells[-1].refuse(error)
+                cells[-1].reject(error)
                 plans.append(None)
             else:
                 cells[-1].run_id = plan.run_id
@@ -426,7 +426,7 @@ def trace_undecided_runs(
             plans[number] = check_memory_fit(allowed[number], found=forecast)
         except ConfigError as error:
             plans[number] = None
-            cells[number].refuse(error)
+            cells[number].reject(error)
 
 
 def _check_strict(cells: Sequence[SweepRun], expanded: Expanded) -> None:

@@ -99,7 +99,7 @@ def no_space(*_) -> None:
 )
 def test_rejected_run_keeps_its_rule(rules, kept) -> None:
     cell = SweepRun(CELLS[0], run_id="1")
-    cell.refuse(ConfigError([Problem("precision", "bf16", "why", "", rule) for rule in rules]))
+    cell.reject(ConfigError([Problem("precision", "bf16", "why", "", rule) for rule in rules]))
     assert (cell.outcome, cell.rule, cell.run_id) == ("refused", kept, "")
     assert "precision = bf16 why" in cell.reason
 
@@ -140,7 +140,7 @@ def test_sweep_with_unstarted_runs_has_not_succeeded(rule) -> None:
 def test_temporary_shortage_is_not_a_rejection(passing, outcome) -> None:
     cell = SweepRun(())
     problems = [Problem("a", "1", "no", id=f"r{n}", passing=p) for n, p in enumerate(passing)]
-    cell.refuse(ConfigError(problems))
+    cell.reject(ConfigError(problems))
     assert (cell.outcome, cell.rule) == (outcome, "r0")
 
 

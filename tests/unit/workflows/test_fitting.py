@@ -37,10 +37,10 @@ def test_first_trial_equals_the_starting_configuration_with_a_recipe(recipe, cap
     fitting = prepare(wish(f"recipe={recipe}", "batch.target=8", "precision=bf16"))
     first = fitting.candidates.found[fitting.candidates.first]
     trial = trial_overrides(fitting.typed, first.overrides, 0)
-    tried = plan_for(compose(trial, in_sweep=True), planning=True, refuse=False)
+    tried = plan_for(compose(trial, in_sweep=True), planning=True, reject=False)
     typed = plan_for(
         compose([*WORK, f"recipe={recipe}", "batch.target=8", "precision=bf16"]),
-        planning=True, refuse=False,
+        planning=True, reject=False,
     )  # fmt: skip
     assert tried.batch == typed.batch
     assert tried.compute == typed.compute

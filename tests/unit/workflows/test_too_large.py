@@ -22,7 +22,7 @@ def _own_cache(monkeypatch, tmp_path) -> None:
 def started(*overrides: str) -> Plan:
     """As it is planned where it is to start."""
     composed = compose([*overrides, "data=synthetic", "tracker=none"], in_sweep=True)
-    return plan_for(composed, planning=True, refuse=True, trace=False)
+    return plan_for(composed, planning=True, reject=True, trace=False)
 
 
 def refusal(*overrides: str) -> Problem:

@@ -145,11 +145,11 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
 def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
-        return _unknown(key.strip("+~"), value, catalogue)
+        return _unknown_key(key.strip("+~"), value, catalogue)
     plain = key.strip("+~").partition("@")[0]
     field = catalogue.keys.get(plain)
     if not field and plain not in catalogue.options:
-        return _unknown(plain, value, catalogue)
+        return _unknown_key(plain, value, catalogue)
     if field and field.kind is str:
         why = "unpaired quotes or characters with a meaning in Hydra's grammar. Quote the text"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
@@ -178,7 +178,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
         return [_deleted(key, catalogue)] if parsed.is_delete() else check_setting(parsed, raw)
     known = (catalogue.options, catalogue.keys, catalogue.sections)
     if not entry and not any(key in each for each in known):
-        return [_unknown(key, raw, catalogue)]
+        return [_unknown_key(key, raw, catalogue)]
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
@@ -214,7 +214,7 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
     return Problem(f"~{key}", "", "cannot be removed from the configuration", fix, "not_removable")
 
 
-def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
+def _unknown_key(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # Other tools' names in any section: train.gradient_checkpointing, training_args.fp16.
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
@@ -291,17 +291,17 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         return _section(group, value, raw, catalogue)
     if isinstance(value, str) and value in options:
         return None
-    return _wrong_option(group, value, raw, catalogue)
+    return _option_problem(group, value, raw, catalogue)
 
 
-def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+def _option_problem(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     options = catalogue.options[group]
     text, fix = str(value), Fix()
     why = f"not an option of {group}: {list_closest(text, options, group)}"
     if row := find_retired(f"{group}={text}"):
         fix = _all_fixes(row.overrides(text), catalogue)
         return Problem(group, shown(raw), row.why(text), fix, "foreign_name")
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # group=true, group=off
         on = next((option for option in options if option != "none"), "none")
         chosen = on if value else catalogue.without_effect(group)
         return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"), "unknown_option")

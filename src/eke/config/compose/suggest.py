@@ -80,12 +80,13 @@ def list_known_keys(key: str, catalogue: Catalogue) -> str:
 
 
 def suggest_option(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
-    """Return the likeliest option with a key: the default, a similar name or the simplest."""
+    """Return the option that was probably meant, of `others`, which have the key in question."""
 
     def rank(other: str) -> tuple[bool, bool, int, bool]:
+        # First the default, then a similar name, then the option with the fewest keys.
         num_keys = len(class_fields(catalogue.schema_class(section, other)))
-        is_default, is_alike = other == catalogue.defaults.get(section), other.startswith(option)
-        return not is_default, not is_alike, num_keys, other not in VARIANTS[section]
+        is_default, is_similar = other == catalogue.defaults.get(section), other.startswith(option)
+        return not is_default, not is_similar, num_keys, other not in VARIANTS[section]
 
     return min(others, key=rank)
 

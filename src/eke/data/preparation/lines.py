@@ -520,7 +520,7 @@ def _loaded(source: HubSource) -> Any:
 
 
 def _downloaded_folder(source: HubSource) -> str | None:
-    """Return the folder of an `hf download` copy, which datasets does not use offline."""
+    """Return the folder made by `hf download`, None without it. `datasets` does not search it."""
     from huggingface_hub import snapshot_download
 
     if Path(source.name).is_dir():

@@ -220,16 +220,17 @@ NUM_PREVIEW_ROWS = 1000
 def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
     """Yield the rows of local files or of a dataset of the Hub."""
     if request.hub is not None:
-        yield from _of_arrow(request, lines.hub_rows(request.hub, evaluation, columns))
+        yield from _drop_nulls(request, lines.hub_rows(request.hub, evaluation, columns))
+    # A chat file may have any of the formats, known by the ending of its name.
     endings = ENDINGS if request.option == "chat" else {}
     for name, file in request.evaluation if evaluation else request.train:
         kinds = [kind for kind in _READERS if file.lower().endswith(endings.get(kind, ()))]
         reader = _READERS[kinds[0]] if kinds else _READERS.get(request.option, lines.jsonl_rows)
         found = reader(name, file, columns)
-        yield from _of_arrow(request, found) if reader is lines.parquet_rows else found
+        yield from _drop_nulls(request, found) if reader is lines.parquet_rows else found
 
 
-def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
+def _drop_nulls(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
     return ((row[0], without_nulls(row[1])) if row and request.train_on else row for row in rows)
 
 

@@ -140,15 +140,15 @@ class BatchSearch:
     def _predicted(self) -> int:
         """Return the index of the last plan whose high end fits, -1 if none."""
         end = len(self.plans)
-        if self.room(end - 1):  # the most frequent case
+        if self.fits(end - 1):  # the most frequent case
             return end - 1
-        best = _last(lambda n: self.room(n) is True, -1, end)
+        best = _last(lambda n: self.fits(n) is True, -1, end)
         if self.trace:
-            top = _last(lambda n: self.room(n) is not False, best, end)
-            best = _last(lambda n: self.room(n, traced=True) is True, best, top + 1)
+            top = _last(lambda n: self.fits(n) is not False, best, end)
+            best = _last(lambda n: self.fits(n, traced=True) is True, best, top + 1)
         return best
 
-    def room(self, number: int, traced: bool = False) -> bool | None:
+    def fits(self, number: int, traced: bool = False) -> bool | None:
         """Return whether a plan fits, by probes, else by its forecast, None if undecided."""
         plan = self.plans[number]
         if plan.batch.per_device <= self.known.fits:
@@ -174,7 +174,7 @@ class BatchSearch:
 
         def is_worthwhile(number: int) -> bool:
             """Return whether to probe. On a CPU, running out of memory affects all processes."""
-            if self.room(number, self.trace) is False:
+            if self.fits(number, self.trace) is False:
                 return False
             on_cpu = self.plans[number].device.kind == "cpu"
             return not on_cpu or self.forecast(number).peak.expected <= self.capacity

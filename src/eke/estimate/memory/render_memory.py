@@ -172,7 +172,7 @@ class DeviceForecast:
 
 
 def largest_batch(plan: Plan, found: Forecast) -> int:
-    """Return the largest micro-batch whose high forecast, or trace in `found`, fits, 0 if none."""
+    """Return the largest micro-batch that fits by formulas or by `found`, 0 if none does."""
 
     def is_too_large(size: int) -> bool:
         batch = replace(plan.batch, per_device=size, eval_per_device=size)

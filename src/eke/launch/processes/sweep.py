@@ -171,7 +171,7 @@ class SweepRun:
     """Number of the repeat: the key `repeat`."""
     rule: str = ""
 
-    def refuse(self, error: ConfigError) -> None:
+    def reject(self, error: ConfigError) -> None:
         """Mark the job as invalid, or as not possible now, with the first rule that rejects it."""
         self.run_id = ""
         outcome = Outcome.crashed if error.is_passing else Outcome.refused

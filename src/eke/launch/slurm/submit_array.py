@@ -76,10 +76,13 @@ def submitting(
 def resolve_pending_submissions(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Settle submissions without an answer. Raise EkeError if nothing may be submitted."""
+    """Find the job id of each submission without an answer by sbatch, or delete the submission.
+
+    Raise EkeError if the queue is unknown, since a run must not be submitted twice.
+    """
     while True:
         own = {path: read_submission(path) for path in folder.absolute().glob("eke-*.json")}
-        found = {**_named_by(runs), **own}
+        found = {**_submissions_of(runs), **own}
         intents = {path: each for path, each in found.items() if not each.job_id}
         known = scheduler.jobs_of_names([each.name for each in intents.values()])
         may_turn_up = False
@@ -87,7 +90,7 @@ def resolve_pending_submissions(
             if each.name in known:
                 with_job(path, each, known[each.name])
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
-                may_turn_up = True
+                may_turn_up = True  # sbatch may still reach SLURM
             elif path in own:
                 _delete_submission(path)
         if not may_turn_up:
@@ -95,7 +98,7 @@ def resolve_pending_submissions(
         sleep(_LOOK_S)
 
 
-def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
+def _submissions_of(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
     """Return the newest submission of each run, also of another sweep, if it is readable."""
     found = {}
     for file in {ticket.submission for ticket in map(read_ticket, runs) if ticket}:

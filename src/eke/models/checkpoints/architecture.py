@@ -16,7 +16,7 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.config.schema import Config, PretrainedModel
-from eke.models.checkpoints.locate import refuse
+from eke.models.checkpoints.locate import unusable
 from eke.models.families import FAMILIES, family_of
 from eke.models.families.family_record import SYNONYMS, InvalidSize, Reader, Sizes
 
@@ -33,7 +33,7 @@ def read_sizes(raw: _Raw, typed: str) -> tuple[str, Sizes]:
     try:
         return family, read(Reader(raw))
     except InvalidSize as error:
-        raise refuse(typed, str(error)) from error
+        raise unusable(typed, str(error)) from error
 
 
 def is_known(model_type: str) -> bool:
@@ -211,7 +211,7 @@ def asked_router_loss(config: Config, raw: _Raw) -> float | None:
     if config.task.router_loss != "auto":
         return None
     why = f"config.json asks for a router loss, which cannot be trained with this {kind}"
-    raise refuse("auto", why, Fix("task.router_loss=off"), "task.router_loss")
+    raise unusable("auto", why, Fix("task.router_loss=off"), "task.router_loss")
 
 
 def router_loss(config: Config) -> float | None:
@@ -220,7 +220,7 @@ def router_loss(config: Config) -> float | None:
     if typed == "auto":
         return getattr(config.model, "router_loss", None) or None
     kind = getattr(config.model, "model_type", family_of(config).name)
-    with suppress(ValueError):  # off, and what a rule rejects
+    with suppress(ValueError):  # `off`, or a value that a rule rejects
         if float(typed) > 0 and adds_router_loss(kind, config.targets.option):
             return float(typed)
     return None

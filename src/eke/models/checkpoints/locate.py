@@ -27,7 +27,7 @@ def _named(folder: object) -> Fix:
     return Fix(override(KEY, str(folder)))
 
 
-def refuse(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigError:
+def unusable(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigError:
     """Return the error for a checkpoint that cannot be used."""
     return ConfigError(Problem(key, typed, why, fix, "pretrained"))
 
@@ -62,11 +62,11 @@ def locate(typed: str, revision: str | None) -> LocalCheckpoint:
     if os.path.exists(path):  # has precedence over a Hub model, as in transformers
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
-            raise refuse(revision, why, Fix("model.revision=null"), "model.revision")
+            raise unusable(revision, why, Fix("model.revision=null"), "model.revision")
         return LocalCheckpoint(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
         why = "there is no such folder, and it is no name on the hub"
-        raise refuse(typed, why, _named(_near_folder(typed)))
+        raise unusable(typed, why, _named(_near_folder(typed)))
     return _on_hub(typed, revision)
 
 
@@ -80,9 +80,9 @@ def _local(typed: str, path: Path) -> Path:
     if not path.is_dir():
         folder = path.parent if (path.parent / CONFIG).is_file() else "FOLDER"
         why = "is a file; a checkpoint is a folder with a config.json"
-        raise refuse(typed, why, _named(folder))
+        raise unusable(typed, why, _named(folder))
     if not os.access(path, os.R_OK | os.X_OK):
-        raise refuse(typed, "the folder cannot be read")
+        raise unusable(typed, "the folder cannot be read")
     adapter = (path / _ADAPTER).is_file()
     if (path / CONFIG).is_file() and not (adapter and not any(path.glob("model*.safetensors"))):
         return Path(os.path.abspath(path))
@@ -91,13 +91,13 @@ def _local(typed: str, path: Path) -> Path:
         with suppress(OSError, ValueError, AttributeError):
             base = json.loads((path / _ADAPTER).read_text()).get("base_model_name_or_path")
         why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
-        raise refuse(typed, why, _named(base or "FOLDER_OF_THE_MERGED_MODEL"))
+        raise unusable(typed, why, _named(base or "FOLDER_OF_THE_MERGED_MODEL"))
     inner = _checkpoint_inside(path)
     if (path / "plan.json").is_file():
         why = "is a run folder of eke" + ("" if inner else ", without a finished checkpoint")
-        raise refuse(typed, why, _named(inner or "ANOTHER_RUN"))
+        raise unusable(typed, why, _named(inner or "ANOTHER_RUN"))
     why = f"has no {CONFIG}" + (", but a folder in it has" if inner else "")
-    raise refuse(typed, why, _named(inner or "FOLDER_WITH_A_CONFIG_JSON"))
+    raise unusable(typed, why, _named(inner or "FOLDER_WITH_A_CONFIG_JSON"))
 
 
 def _checkpoint_inside(path: Path) -> Path | None:
@@ -135,22 +135,22 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
 
     if isinstance(error, errors.GatedRepoError):
         why = "its owner wants to be asked first; ask on its page"
-        return refuse(name, why, Fix(remark="hf auth login"))
+        return unusable(name, why, Fix(remark="hf auth login"))
     if isinstance(error, errors.RepositoryNotFoundError):
         why = "there is no such folder, and no such model on the hub"
         why += " (or a private one: hf auth login)"
-        return refuse(name, why, _named(_near_folder(name)))
+        return unusable(name, why, _named(_near_folder(name)))
     if isinstance(error, errors.RevisionNotFoundError):
         why = f"{name} has no such branch, tag or commit"
-        return refuse(str(revision), why, Fix("model.revision=null"), "model.revision")
+        return unusable(str(revision), why, Fix("model.revision=null"), "model.revision")
     is_local = isinstance(error, errors.LocalEntryNotFoundError)
     if isinstance(error, errors.EntryNotFoundError) and not is_local:
-        return refuse(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
+        return unusable(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
     why = "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached"
     folder = _near_folder(name, "LOCAL_FOLDER")
     fix = Fix(override(KEY, str(folder)), remark=f"or, with a connection: hf download {name}")
-    return refuse(name, f"{why} ({reason})", fix)
+    return unusable(name, f"{why} ({reason})", fix)
 
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
@@ -196,4 +196,4 @@ def _fetch_tokenizer(found: LocalCheckpoint) -> None:
         snapshot_download(found.typed, revision=found.commit, allow_patterns=patterns)
     except Exception as error:  # from huggingface_hub, httpx or the file system
         why = f"its tokenizer cannot be fetched ({type(error).__name__})"
-        raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}")) from error
+        raise unusable(found.typed, why, Fix(remark=f"hf download {found.typed}")) from error

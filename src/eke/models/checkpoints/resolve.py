@@ -21,7 +21,7 @@ from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassificati
 from eke.data.sources import files_digest
 from eke.models.checkpoints import architecture
 from eke.models.checkpoints.architecture import class_of, first_position
-from eke.models.checkpoints.locate import CONFIG, KEY, LocalCheckpoint, locate, refuse
+from eke.models.checkpoints.locate import CONFIG, KEY, LocalCheckpoint, locate, unusable
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
 from eke.models.freezing import find_problem, is_frozen
@@ -52,14 +52,14 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
         raise ConfigError(problems)
     found = locate(model.name_or_path, model.revision)
     raw = _read_config(found)
-    _refuse_foreign(found, raw)
+    _reject_foreign(found, raw)
     family, sizes = architecture.read_sizes(raw, found.typed)
-    _refuse_task(config, raw, family, found)
+    _reject_task(config, raw, family, found)
     shapes = _read_shapes(found)
     if not shapes and found.is_local:
-        raise refuse(found.typed, "its files of weights hold no tensors")
+        raise unusable(found.typed, "its files of weights hold no tensors")
     if not shapes:
-        _refuse_absent(found, family, planning)
+        _reject_absent(found, family, planning)
     compare(family, sizes, shapes, found.typed)
     filled = dataclasses.replace(
         model,
@@ -135,11 +135,11 @@ def _read_config(found: LocalCheckpoint) -> dict[str, Any]:
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
-        raise refuse(found.typed, f"its {CONFIG} cannot be read: {error.strerror}") from error
+        raise unusable(found.typed, f"its {CONFIG} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise refuse(found.typed, f"its {CONFIG} is not JSON: {error}") from error
+        raise unusable(found.typed, f"its {CONFIG} is not JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
-        raise refuse(found.typed, f"its {CONFIG} has no model_type: it is not of transformers")
+        raise unusable(found.typed, f"its {CONFIG} has no model_type: it is not of transformers")
     return raw
 
 
@@ -157,29 +157,29 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
     return problems
 
 
-def _refuse_foreign(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
+def _reject_foreign(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
     """Raise ConfigError for checkpoints without a class for text in transformers."""
     if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
-        raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
+        raise unusable(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
-    _refuse_multimodal(found, raw)
+    _reject_multimodal(found, raw)
     if architecture.is_known(kind) or any(class_of(kind, task) for task in architecture.MAPPINGS):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
-        raise refuse(found.typed, why)
+        raise unusable(found.typed, why)
     why = f"its {CONFIG} says model_type = {kind}, and transformers {version('transformers')}"
     newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
-    raise refuse(found.typed, f"{why} has no class of it for a task of eke", Fix(remark=newer))
+    raise unusable(found.typed, f"{why} has no class of it for a task of eke", Fix(remark=newer))
 
 
 _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
 """Keys of the parts of a multimodal model in config.json."""
 
 
-def _refuse_multimodal(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
+def _reject_multimodal(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
     """Raise ConfigError for a multimodal model, with code that saves its text part."""
     parts = {k: v for k, v in sorted(raw.items()) if _PARTS.fullmatch(k) and isinstance(v, dict)}
     if not parts:
@@ -187,7 +187,7 @@ def _refuse_multimodal(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
     why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
     kind = str(parts.get("text_config", {}).get("model_type"))
     if not class_of(kind, "causal_lm"):
-        raise refuse(found.typed, why)
+        raise unusable(found.typed, why)
     code = (
         f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
         "m = t.AutoModelForImageTextToText.from_pretrained(f); "
@@ -197,7 +197,7 @@ def _refuse_multimodal(found: LocalCheckpoint, raw: dict[str, Any]) -> None:
         "n.save_pretrained(to); t.AutoTokenizer.from_pretrained(f).save_pretrained(to)"
     )
     remark = f"save its text part, a {kind}: {_pasted(code)}"
-    raise refuse(found.typed, why, Fix(remark=remark))
+    raise unusable(found.typed, why, Fix(remark=remark))
 
 
 def _pasted(code: str) -> str:
@@ -213,31 +213,31 @@ _BY_ENDING = {
 """Suffix of an architecture's name -> task it was saved for."""
 
 
-def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: LocalCheckpoint) -> None:
+def _reject_task(config: Config, raw: dict[str, Any], family: str, found: LocalCheckpoint) -> None:
     """Raise ConfigError if the saved class is for another task. Known families have a rule."""
     if FAMILIES[family].is_known or not config.targets.per_token:
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
     if task and not class_of(str(raw["model_type"]), task):  # Whisper reads sound
-        raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
+        raise unusable(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.targets.option:
         return
     why, fix = f"the checkpoint was saved by {name}", Fix(f"task={task}")
     raise ConfigError(Problem("task", config.targets.option, why, fix, "task_needs_other_model"))
 
 
-def _refuse_absent(found: LocalCheckpoint, family: str, planning: bool) -> None:
+def _reject_absent(found: LocalCheckpoint, family: str, planning: bool) -> None:
     """Raise ConfigError if a Hub model needs weights that are not on this machine."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE and not planning:
         why = "its weights are not in the hub's cache, and HF_HUB_OFFLINE is set"
         fix = Fix(remark=f"hf download {found.typed}   (with a connection)")
-        raise refuse(found.typed, why, fix)
+        raise unusable(found.typed, why, fix)
     if not FAMILIES[family].is_known:
         why = "eke learns the size of this architecture from its weights, which are not here yet"
-        raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))
+        raise unusable(found.typed, why, Fix(remark=f"hf download {found.typed}"))
 
 
 def _tied(
@@ -274,8 +274,8 @@ def weight_files(found: LocalCheckpoint) -> list[Path]:
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
     if pickled:
         why = f"has its weights in {pickled[0]}, which can run code when it is loaded"
-        raise refuse(found.typed, why, Fix(remark=f"convert it once: {_conversion(found)}"))
-    raise refuse(found.typed, f"has a config.json, but no {_WEIGHTS}")
+        raise unusable(found.typed, why, Fix(remark=f"convert it once: {_conversion(found)}"))
+    raise unusable(found.typed, f"has a config.json, but no {_WEIGHTS}")
 
 
 def _conversion(found: LocalCheckpoint) -> str:
@@ -293,13 +293,13 @@ def _shards(found: LocalCheckpoint) -> list[Path]:
         names = sorted(set(index["weight_map"].values()))
         paths = [found.folder / name for name in names]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refuse(found.typed, f"its {_INDEX} cannot be read: {error}") from error
+        raise unusable(found.typed, f"its {_INDEX} cannot be read: {error}") from error
     absent = [path.name for path in paths if not path.is_file()]
     if absent and not found.is_local:
         return []  # the worker downloads the missing files
     if absent:
         why = f"{len(absent)} of its {len(paths)} files of weights are missing: {absent[0]}"
-        raise refuse(found.typed, why)
+        raise unusable(found.typed, why)
     return paths
 
 
@@ -314,17 +314,17 @@ def _read_shapes(found: LocalCheckpoint) -> _Shapes:
                 names = file.keys()
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except OSError as error:
-            raise refuse(found.typed, f"its {path.name} cannot be read: {error}") from error
+            raise unusable(found.typed, f"its {path.name} cannot be read: {error}") from error
         except SafetensorError as error:
             with open(path, "rb") as opened:
                 is_pointer = opened.read(7) == b"version"
             if is_pointer:
                 why = f"its {path.name} is a Git LFS pointer, not the weights"
                 fix = Fix(remark="git lfs pull   (in its folder)")
-                raise refuse(found.typed, why, fix) from error
+                raise unusable(found.typed, why, fix) from error
             size = path.stat().st_size
             why = f"its {path.name} ({size} bytes) is no safetensors file, or was not copied whole"
-            raise refuse(found.typed, f"{why}: {error}") from error
+            raise unusable(found.typed, f"{why}: {error}") from error
     return shapes
 
 
@@ -350,14 +350,14 @@ def compare(family: str, sizes: Sizes, shapes: _Shapes, typed: str) -> None:
     groups = sizes.get("num_key_value_heads") or heads
     if width % heads and "gated" not in sizes:  # only T5 has heads of any width
         why = f"its config.json has num_attention_heads = {heads}, no divisor of hidden_size"
-        raise refuse(typed, f"{why} = {width}")
+        raise unusable(typed, f"{why} = {width}")
     if heads % groups:
         why = f"its config.json has num_key_value_heads = {groups}, no divisor of"
-        raise refuse(typed, f"{why} num_attention_heads = {heads}")
+        raise unusable(typed, f"{why} num_attention_heads = {heads}")
     difference = next(_differences(family, sizes, shapes), None) if shapes else None
     if difference:
         why = "its config.json says {} = {}, and its tensors {}".format(*difference)
-        raise refuse(typed, why, Fix(remark="the config.json that was saved with these weights"))
+        raise unusable(typed, why, Fix(remark="the config.json that was saved with these weights"))
 
 
 def _differences(family: str, sizes: Sizes, shapes: _Shapes) -> Iterator[tuple[str, object, str]]:
@@ -394,4 +394,4 @@ def content_of(found: LocalCheckpoint) -> str:
         return files_digest((path.name, path) for path in files)[:16]
     except OSError as error:
         why = f"its {error.filename} cannot be read: {error.strerror}"
-        raise refuse(found.typed, why) from error
+        raise unusable(found.typed, why) from error

@@ -75,9 +75,9 @@ def _experts(model: MixtralModel) -> list[Weight]:
 def _structure_by_count(config: Config) -> Structure:
     """Return the structure of a checkpoint without closed form, from its number of parameters.
 
-    The numbers form matrices with the hidden size as width, so Adafactor's state is a lower bound,
-    and other optimizers' states are exact. Every number except an untied embedding is multiplied
-    with every token. Without sizes of attention FLOPs are unknown.
+    All parameters are assumed to be in matrices with the hidden size as width: Adafactor's state
+    is then a lower bound, and other optimizers' states are exact. Each parameter outside an untied
+    embedding multiplies every token. FLOPs of attention are omitted if its sizes are unknown.
     """
     model = cast(PretrainedModel, config.model)
     count = model.num_parameters or 0

@@ -401,7 +401,7 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
     if chosen and len(weight.shape) == 1 and trains_bias:
         yield weight
         return
-    yield replace(weight, trained=False, four_bits=_in_four_bits(config, weight))
+    yield replace(weight, trained=False, four_bits=_is_stored_in_4_bits(config, weight))
     if (chosen and len(weight.shape) == 2) or (
         len(weight.shape) > 2 and getattr(peft, "experts", False)
     ):
@@ -423,7 +423,7 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
         yield Weight((out,), is_adapter=True)
 
 
-def _in_four_bits(config: Config, weight: Weight) -> bool:
+def _is_stored_in_4_bits(config: Config, weight: Weight) -> bool:
     if not isinstance(config.peft, schema.QLora):
         return False
     family = family_of(config)

@@ -68,7 +68,7 @@ def _workspaces() -> ModuleType:
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
         with warnings.catch_warnings():
-            # wandb-workspaces 0.4 uses pydantic's former names.
+            # wandb-workspaces 0.4 uses deprecated names of pydantic.
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
     except ModuleNotFoundError:

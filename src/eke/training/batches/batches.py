@@ -356,15 +356,15 @@ class LongestSamples:
     def __getitem__(self, key: Key) -> Sample:
         config, micro, batch = self.plan.config, self._micro, self.plan.batch
         size = batch.eval_per_device if self.evaluation else batch.per_device
-        length, together = micro.source, size * batch.devices
+        length, num_samples = micro.source, size * batch.devices
         if config.data.packing is Packing.padding_free:  # all samples share its only row
-            return probe_sample(self.plan, -(-length // together), micro.target, together)
+            return probe_sample(self.plan, -(-length // num_samples), micro.target, num_samples)
         if config.data.packing is Packing.on and is_ragged(config):
             # Two samples per row: libraries skip the separation of a single sample.
             cut = length // 2
-            parts = [probe_sample(self.plan, n, n, together) for n in (cut, length - cut)]
+            parts = [probe_sample(self.plan, n, n, num_samples) for n in (cut, length - cut)]
             return concatenate_samples(parts)
-        return probe_sample(self.plan, length, micro.target, together)
+        return probe_sample(self.plan, length, micro.target, num_samples)
 
     def lengths(self) -> np.ndarray:
         """Return the tokens of each sample, `[samples]`."""
@@ -376,8 +376,8 @@ class LongestSamples:
         return evaluated(plan) if self.evaluation else simulated_micro_batches(plan).longest
 
 
-def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Sample:
-    """Return a sample of one ordinary token, with the most labels of `together` samples."""
+def probe_sample(plan: Plan, length: int, of_target: int, num_samples: int) -> Sample:
+    """Return a sample of one ordinary token, with the most labels of `num_samples` samples."""
     config, vocabulary = plan.config, plan.vocabulary
     special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
     ordinary = next(token for token in range(len(special) + 1) if token not in special)
@@ -388,7 +388,7 @@ def probe_sample(plan: Plan, length: int, of_target: int, together: int) -> Samp
         # T5 pools at the end of text, which each row contains once (eke.training.batches.tasks).
         ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
         return {"input_ids": ids, "labels": as_label(plan.targets, 0)}
-    most = -(-most_predicted(config, together, length) // together)
+    most = -(-most_predicted(config, num_samples, length) // num_samples)
     return {"input_ids": ids, "labels": np.where(np.arange(length) < most, ids, IGNORED)}
 
 

@@ -163,10 +163,10 @@ def stacked_experts(plan: Plan, model: nn.Module) -> list[str]:
     return sorted(stacks)
 
 
-def without_adapters(
+def missing_adapters(
     model: nn.Module, adapted: Collection[str], left_out: dict[str, str]
 ) -> list[str]:
-    """Return warnings about layers that lack an adapter contrary to expectation."""
+    """Return warnings about requested layers without an adapter, and about untrained experts."""
     found = [f"no adapter on {name}: {why}" for name, why in left_out.items()]
     left = {n: p for n, p in expert_weights(model).items() if n.rpartition(".")[0] not in adapted}
     if left:

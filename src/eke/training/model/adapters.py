@@ -27,10 +27,10 @@ from eke.training.model.adapted_layers import (
     as_named,
     choose_layers,
     is_linear,
+    missing_adapters,
     stacked_experts,
     taken_by_peft,
     why_unfit,
-    without_adapters,
 )
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.model_checks import preserve_rng_state
@@ -275,7 +275,7 @@ def apply_peft(plan: Plan, model: nn.Module, parts: Parts | None = None) -> nn.M
     if getattr(plan.config.peft, "experts", False):
         config.target_parameters = stacked_experts(plan, model)
         wanted |= {name.rpartition(".")[0] for name in config.target_parameters}
-    warned = without_adapters(model, wanted, left_out)
+    warned = missing_adapters(model, wanted, left_out)
     heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
     config.modules_to_save = sorted(heads) or None
     config.task_type = _TASK_TYPES[plan.targets.option]

@@ -163,7 +163,7 @@ def _explained(pretrained: PretrainedModel, error: BaseException | None) -> Base
         return error  # lack of memory, a bug or a disk error, not caused by transformers
     known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
     why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
-    return _refusal(pretrained, why, "another checkpoint, or another task")
+    return _unusable(pretrained, why, "another checkpoint, or another task")
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
         loaded = load(AutoConfig, model.name_or_path, revision=_commit_of(model))
     except LoadError as error:
         why = f"unusable config.json: {error.why}"
-        raise _refusal(model, why, "another checkpoint") from error
+        raise _unusable(model, why, "another checkpoint") from error
     loaded.use_cache = False
     targets = plan.targets
     if targets.per_token and not targets.has_target:
@@ -262,7 +262,7 @@ def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
             "setting (tie_word_embeddings?) does not match its tensors"
         )
     if why:
-        raise _refusal(pretrained, why, needed)
+        raise _unusable(pretrained, why, needed)
     new = sorted({*info["missing_keys"]} - set(mismatched))
     return LoadReport(tuple(new), tuple(mismatched), tuple(unexpected))
 
@@ -279,7 +279,7 @@ def _is_head(model: Any, name: str) -> bool:
     return parts[0] not in children - set(_HEADS)
 
 
-def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
+def _unusable(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
     return RunError(f"model.name_or_path = {pretrained.name_or_path}: {why} -> {instead}")
 
 

@@ -58,7 +58,7 @@ class RecipeResolver:
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
-    def settle(
+    def choose_all(
         self, situation: ChoiceContext, make_base: Callable[[Config], Plan]
     ) -> ChoiceContext:
         """Return the situation with every choice and a plan. Raise ConfigError without a plan."""

@@ -87,7 +87,7 @@ MAX_SIZES = 6
 """Largest micro-batches tried per set of techniques: smaller ones may save memory or fit caches."""
 
 
-def room_of(forecast: Forecast) -> Verdict:
+def search_verdict(forecast: Forecast) -> Verdict:
     """Return a forecast's verdict for a search, which counts unknown memory as fitting."""
     return Verdict.fits if forecast.verdict is Verdict.unknown else forecast.verdict
 
@@ -163,7 +163,7 @@ def enumerate_candidates(
             refused[rule] = refused.get(rule, 0) + 1
             continue
         sizes = _candidates_by_batch(baseline, batches, values, expected_s)
-        fitting = [each for each in sizes if each.point.room is not Verdict.does_not_fit]
+        fitting = [each for each in sizes if each.point.verdict is not Verdict.does_not_fit]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
         # The baseline is always a candidate, also if it is not among the first sizes.
@@ -248,7 +248,7 @@ def _candidates_by_batch(
             names,
             plan.batch.per_device,
             plan.batch.world_size * plan.batch.devices,
-            room_of(forecast),
+            search_verdict(forecast),
             forecast.peak.expected,
             expected_s(plan),
             usual * _PER_DOUBLING**doublings,

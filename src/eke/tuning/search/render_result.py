@@ -48,7 +48,7 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
         lines.append(f"  rejected by rules: {format_number(refused, 'set')}: {most}")
     if candidates.too_large:
         lines.append(f"  cannot fit: {format_number(candidates.too_large, 'configuration')}")
-    tight = sum(candidate.point.room is Verdict.tight for candidate in candidates.found)
+    tight = sum(candidate.point.verdict is Verdict.tight for candidate in candidates.found)
     if tight:
         lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
     known = sum(candidate.point.expected_s is not None for candidate in candidates.found)

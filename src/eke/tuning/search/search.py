@@ -58,7 +58,7 @@ class Search:
             # Also exclude points whose expected peak is as high.
             as_much = limit is not None and (point.peak_bytes or 0) >= limit
             if other == number or as_much:
-                self.points[other] = replace(point, room=Verdict.does_not_fit)
+                self.points[other] = replace(point, verdict=Verdict.does_not_fit)
 
     @property
     def left(self) -> int:

@@ -35,7 +35,7 @@ class Point:
     micro_batch: int
     """Samples per device and forward pass."""
     devices: int = 1
-    room: Verdict = Verdict.fits
+    verdict: Verdict = Verdict.fits
     """Memory verdict of the forecast, never unknown."""
     peak_bytes: int | None = None
     """Expected peak bytes on one device. None if unknown."""
@@ -211,7 +211,7 @@ def probability_informative(
     standing = {
         (point.values, point.micro_batch, point.devices)
         for number, point in enumerate(points)
-        if point.room is Verdict.fits and number not in failed
+        if point.verdict is Verdict.fits and number not in failed
     }
     suspects = _possible_causes(points, trials)
 
@@ -222,7 +222,7 @@ def probability_informative(
         )
         # A tight configuration may run out of memory.
         tight = 0.0 if ran_out else 0.5
-        weight = {Verdict.fits: 1.0, Verdict.tight: tight}.get(point.room, 0.0)
+        weight = {Verdict.fits: 1.0, Verdict.tight: tight}.get(point.verdict, 0.0)
         mine = set(enumerate(point.values))
         innocent = (1 - len(each & mine) / len(each) for each in suspects)
         return 0.0 if needless else weight * math.prod(innocent)

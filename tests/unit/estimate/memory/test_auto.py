@@ -109,7 +109,7 @@ def test_next_larger_batch_is_open_or_does_not_fit(told, capacity, room) -> None
     search = BatchSearch(plans_of(), capacity, trace=True)
     above = search.run().number + 1
     assert search.forecast(above).peak.expected == 3200
-    assert search.room(above) is room
+    assert search.fits(above) is room
 
 
 # --- by trying out ------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def point_of(
 def typed_of(points: list[Point]) -> int | None:
     """The middle one of the plain ones that fit."""
     plain = tuple(axis[0] for axis in AXES)
-    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Verdict.fits]
+    typed = [n for n, p in enumerate(points) if p.values == plain and p.verdict is Verdict.fits]
     return typed[len(typed) // 2] if typed else None
 
 

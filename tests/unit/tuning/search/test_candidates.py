@@ -17,7 +17,7 @@ WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64"
 
 def candidates(*typed: str, numerics: Numerics = Numerics.same, expected=lambda plan: None):
     composed = compose(last_wins(*WORK, *typed))
-    plan = plan_for(composed, planning=True, refuse=False)
+    plan = plan_for(composed, planning=True, reject=False)
     axes = axes_for(composed.choices, composed.overrides, plan.device, numerics)
     return plan, enumerate_candidates(plan, composed, axes, None, expected)
 
@@ -51,7 +51,7 @@ def test_starting_configuration_is_a_candidate_and_samples_are_kept(own_machine)
 @pytest.mark.parametrize("typed", ["attention=sdpa", "compile=none", "memory.every_n=1"])
 def test_explicit_options_are_not_searched(own_machine, typed):
     composed = compose([*WORK, typed])
-    plan = plan_for(composed, planning=True, refuse=False)
+    plan = plan_for(composed, planning=True, reject=False)
     axes = axes_for(composed.choices, composed.overrides, plan.device, Numerics.reduced)
     assert group_of(typed) not in [group_of(axis[0].name) for axis in axes]
     for axis in axes:
@@ -113,7 +113,7 @@ def test_candidates_that_do_not_fit_are_excluded(own_machine):
     _, some = candidates(*typed)
     assert some.too_large > 0
     assert some.found, "smaller micro-batches are left"
-    assert all(each.point.room is not Verdict.does_not_fit for each in some.found)
+    assert all(each.point.verdict is not Verdict.does_not_fit for each in some.found)
 
 
 def test_time_model_estimates_each_candidate(own_machine):
@@ -130,7 +130,7 @@ def test_candidate_overrides_compose_to_its_plan(own_machine):
     _, found = candidates(*typed, numerics=Numerics.reduced)
     for each in found.found[:: max(1, len(found.found) // 12)]:
         composed = compose([*WORK, *each.overrides])
-        plan = plan_for(composed, planning=True, refuse=False)
+        plan = plan_for(composed, planning=True, reject=False)
         assert plan.batch == each.plan.batch
         assert plan.compute == each.plan.compute
         assert plan.config.memory == each.plan.config.memory

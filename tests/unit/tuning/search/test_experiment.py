@@ -32,7 +32,7 @@ def test_written_experiment_is_the_same_run(tmp_path, typed):
     path = write_experiment(wanted, "found", tmp_path, tmp_path, ["2x as fast", ""])
     assert path == tmp_path / "experiment" / "found.yaml"
     again = compose(["experiment=found", "tracker=none"], tmp_path)
-    before, after = (plan_for(each, planning=True, refuse=False) for each in (wanted, again))
+    before, after = (plan_for(each, planning=True, reject=False) for each in (wanted, again))
     assert after.run_id == before.run_id
 
 

@@ -109,10 +109,10 @@ def test_expected_further_gain_is_estimated():
 
 
 def test_oom_excludes_larger_and_risky_points():
-    large = Point(("a",), 8, room=Verdict.tight, peak_bytes=100, expected_s=0.5)
-    larger = Point(("b",), 8, room=Verdict.fits, peak_bytes=120, expected_s=0.5)
-    risky = Point(("c",), 4, room=Verdict.tight, peak_bytes=50, expected_s=0.5)
-    small = Point(("d",), 2, room=Verdict.fits, peak_bytes=40, expected_s=0.9)
+    large = Point(("a",), 8, verdict=Verdict.tight, peak_bytes=100, expected_s=0.5)
+    larger = Point(("b",), 8, verdict=Verdict.fits, peak_bytes=120, expected_s=0.5)
+    risky = Point(("c",), 4, verdict=Verdict.tight, peak_bytes=50, expected_s=0.5)
+    small = Point(("d",), 2, verdict=Verdict.fits, peak_bytes=40, expected_s=0.9)
     looking = Search([large, larger, risky, small], Objective.speed, 8, first=None)
     looking.tell(0, Trial(None, ran_out=True))
     assert looking.next(4) == [3]
@@ -163,12 +163,12 @@ def test_search_without_measurements_confirms_no_point():
     assert (looking.next(), looking.ranking(), looking.to_confirm()) == ([], [], [])
 
 
-def beside_its_rival(room: Verdict = Verdict.fits) -> list[Point]:
+def beside_its_rival(verdict: Verdict = Verdict.fits) -> list[Point]:
     """`kept` and `recomputed` do the same; the estimates are for the slower by mistake."""
     first = Point(("typed",), 4, peak_bytes=50, expected_s=1.0)
-    kept = Point(("kept",), 4, room=room, peak_bytes=100, expected_s=0.9)
+    kept = Point(("kept",), 4, verdict=verdict, peak_bytes=100, expected_s=0.9)
     saves = (("kept",), ("no such",))
-    recomputed = replace(kept, values=("recomputed",), room=Verdict.fits, peak_bytes=60,
+    recomputed = replace(kept, values=("recomputed",), verdict=Verdict.fits, peak_bytes=60,
                          expected_s=0.5, needless_beside=saves)  # fmt: skip
     return [first, kept, recomputed, replace(recomputed, micro_batch=8, peak_bytes=110)]
 

@@ -77,15 +77,17 @@ class PairTests:
 def main_effects(
     variants: Sequence[Variant], keys: Sequence[str], tests: PairTests
 ) -> list[Effect]:
-    """Return effects of every factor's values among one machine's successful variants."""
+    """Return the effect of each value of each factor, among one machine's successful variants."""
     found: dict[tuple[str, str, str], _Pairs] = {}
     for key in keys:
+        # Group the variants that differ only in this factor, by its value.
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
-            for rest in _rests(each, key):
+            for rest in _shared_settings(each, key):
                 others.setdefault(rest, {})[each.factors.get(key, "")] = each
         reference = tests.base.factors.get(key, "")
         for value in dict.fromkeys(each.factors.get(key, "") for each in variants):
+            # Pair the value with the baseline's value in each group that has both.
             both = [g for g in others.values() if {reference, value} <= set(g)]
             pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
@@ -94,7 +96,7 @@ def main_effects(
     return [Effect(*each, len(pairs), ratios) for (each, pairs), ratios in tested]
 
 
-def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
+def _shared_settings(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
     """Return settings that a pair must share: other factors, with or without implied ones."""
     others = [(k, v) for k, v in each.factors.items() if k != key]
     typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
