@@ -36,7 +36,7 @@ TASKS = {
 def own_cache(tmp_path_factory, monkeypatch):
     """Rows are prepared in this process; a separate process takes seconds to start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(request, "_prepare", prepare_store)
+    monkeypatch.setattr(request, "_run_preparation", prepare_store)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def prepared_here(cache, monkeypatch) -> None:
     from eke.data.preparation.rows import prepare_store
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
+    monkeypatch.setattr(asking, "_run_preparation", prepare_store)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     relax_gc()
     typed = take_flags(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _do(typed)
+        code = _run_command(typed)
     except (EkeError, OSError) as error:  # OSError: e.g. a full disk, or a deleted folder
         shown = error if isinstance(error, EkeError) else EkeError(format_os_error(error))
         if "--json" in typed:
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     return EXIT_FAILED if code == EXIT_OK and only_answers and output_was_lost() else code
 
 
-def _do(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     for wrong in (each for each in arguments if each.startswith("--color=")):
         value, why = wrong.partition("=")[2], f"must be one of {', '.join(COLOR_CHOICES)}"
         raise ConfigError(
@@ -177,9 +177,9 @@ class _Parser(argparse.ArgumentParser):
     """Parser whose errors look like all others."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(self._problem(message))
+        raise ConfigError(self._argument_problem(message))
 
-    def _problem(self, message: str) -> Problem:
+    def _argument_problem(self, message: str) -> Problem:
         fix = Fix(remark=f"{self.prog} --help")
         if match := re.fullmatch(r"unrecognized arguments: (.+)", message):
             flag, _, value = match[1].partition(" ")[0].partition("=")

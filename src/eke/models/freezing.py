@@ -41,7 +41,7 @@ def find_problem(entries: Sequence[str], weights: _Weights, what: str) -> Proble
     """Return the problem of entries that match no weight or every trained weight, else None."""
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
-        near = {entry: _nearest(entry, weights) for entry in wrong}
+        near = {entry: _similar_names(entry, weights) for entry in wrong}
         instead = [name for e in entries for name in near.get(e, [e])[:1]]
         shown = ", ".join(near[wrong[0]]) or "no known names"
         why = f"matches no weight of {what}. Names: {shown}, ..."
@@ -53,16 +53,16 @@ def find_problem(entries: Sequence[str], weights: _Weights, what: str) -> Proble
     return None
 
 
-def _nearest(entry: str, weights: _Weights) -> list[str]:
-    """Return similar names of modules and weights, most similar first, with the entry's numbers."""
-    known: dict[str, str] = {}
+def _similar_names(entry: str, weights: _Weights) -> list[str]:
+    """Return names of modules and weights similar to an entry, the most similar first."""
+    known: dict[str, str] = {}  # name with # for each number -> first such name
     for parts in (name.split(".") for names in weights for name in names):
         for start in range(2 if len(parts) > 2 else 1):  # with and without the common first part
             for stop in range(start + 1, len(parts) + 1):
                 path = ".".join(parts[start:stop])
                 known.setdefault(_NUMBER.sub("#", path), path)
 
-    def numbered(path: str) -> str:
+    def numbered(path: str) -> str:  # with the entry's layer numbers, if these layers exist
         typed = path
         for number in _NUMBER.findall(entry):
             typed = typed.replace("#", number, 1)

@@ -73,7 +73,7 @@ def _loses_updates(facts: RuleInputs) -> bool:
 
 
 def _frozen_differ(facts: RuleInputs) -> bool:
-    """Return whether frozen weights have a format unsuitable for some product."""
+    """Return whether frozen weights have a format that some matrix products do not use."""
     peft = facts.config.peft
     if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
         return False

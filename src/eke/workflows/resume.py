@@ -72,7 +72,7 @@ def continued(plan: Plan, in_sweep: bool = False) -> Plan:
         fix = Fix(f"distributed.num_processes={count}")
         raise ConfigError(Problem(_KEY, named, why, fix, "not_resumable"))
     old, new = (meaningful(make_converter().unstructure(p.config)) for p in (before, plan))
-    problems = [*_other_values(old, new), *_other_batch(before, plan)]
+    problems = [*_other_values(old, new), *_batch_problems(before, plan)]
     if plan.config.rerun:
         why = f"conflicts with {_KEY}, which continues a run"
         problems.append(Problem("rerun", "true", why, Fix("rerun=false"), "conflicting_keys"))
@@ -113,7 +113,7 @@ def _other_values(before: Any, now: Any, key: str = "") -> Iterator[Problem]:
         yield Problem(key, format_value(now), why, Fix(override(key, before)), "not_resumable")
 
 
-def _other_batch(before: Plan, plan: Plan) -> list[Problem]:
+def _batch_problems(before: Plan, plan: Plan) -> list[Problem]:
     wanted, found = before.batch.samples_per_step, plan.batch.samples_per_step
     if wanted == found:
         return []

@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     # In this process, which is quicker.
-    monkeypatch.setattr("eke.data.sources.request._prepare", prepare_store)
+    monkeypatch.setattr("eke.data.sources.request._run_preparation", prepare_store)
     return tmp_path
 
 

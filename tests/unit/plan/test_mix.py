@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
     """Two files of rows with a column of classes, and a text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("eke.data.sources.request._prepare", prepare_store)
+    monkeypatch.setattr("eke.data.sources.request._run_preparation", prepare_store)
     write_jsonl(tmp_path / "a.jsonl", numbered(60))
     write_jsonl(tmp_path / "b.jsonl", [{"body": "x" * (n % 20 + 1)} for n in range(30)])
     (tmp_path / "c.txt").write_text("a text that is cut into windows. " * 60)

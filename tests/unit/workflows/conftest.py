@@ -28,7 +28,7 @@ def run_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setattr("eke.data.sources.request._prepare", prepare_store)
+        patch.setattr("eke.data.sources.request._run_preparation", prepare_store)
         yield root
 
 

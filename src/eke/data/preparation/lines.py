@@ -112,7 +112,7 @@ class Columns:
         if self.request.problem == "regression":
             return self._number(value)
         if self.request.problem == "single":
-            return self._class(self._checked(value))
+            return self._class_number(self._checked(value))
         value = self.items(value)
         if not isinstance(value, list):
             single = "" if self.request.is_csv else "task.problem=single"
@@ -120,7 +120,7 @@ class Columns:
         each = [self._checked(n) for n in self._positions(value)]
         if len(set(each)) < len(each):
             raise BadRowError(f"{self.request.label} has a class twice: {_shown(value)}")
-        return tuple(sorted(map(self._class, each)))
+        return tuple(sorted(map(self._class_number, each)))
 
     def items(self, value: Any) -> Any:
         """Return the list of classes in a text of csv, any other value unchanged."""
@@ -183,7 +183,7 @@ class Columns:
             raise BadRowError(f"{column} is {value}, outside 0 to {last}")
         return value
 
-    def _class(self, value: int | str) -> int:
+    def _class_number(self, value: int | str) -> int:
         if isinstance(value, int) and not self.request.class_names:
             return int(value)
         name = self.request.class_names[value] if isinstance(value, int) else value
@@ -479,7 +479,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     """Yield the rows of a split; ConfigError if the dataset, the split or a column is missing."""
     split = source.eval_split if evaluation else source.split
     assert split is not None
-    loaded = _loaded(source)
+    loaded = _load_dataset(source)
     if split not in loaded:
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = suggest_match(split, there) or there[0]
@@ -498,7 +498,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
         raise _unavailable(source, error) from error
 
 
-def _loaded(source: HubSource) -> Any:
+def _load_dataset(source: HubSource) -> Any:
     import datasets
 
     datasets.disable_progress_bars()

@@ -130,15 +130,15 @@ def request_of(config: Config) -> PrepareRequest | None:
     if isinstance(data, schema.PythonSource | schema.Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
     if isinstance(data, schema.Conversations):
-        request = _conversations(config, data)
+        request = _chat_request(config, data)
     elif isinstance(data, schema.Hub | schema.Files):
-        request = _rows(config, data)
+        request = _rows_request(config, data)
     if isinstance(data, schema.HubRows):
         return _hub(request, data)
     return _files(request, data) if isinstance(data, schema.LocalRows) else None
 
 
-def _common(config: Config) -> PrepareRequest:
+def _common_request(config: Config) -> PrepareRequest:
     data, targets, tokenizer = config.data, config.targets, tokenizer_of(config.data)
     content = tokenizer_content(tokenizer)  # of a folder
     return PrepareRequest(
@@ -158,7 +158,7 @@ def _common(config: Config) -> PrepareRequest:
     )
 
 
-def _conversations(config: Config, data: schema.Conversations) -> PrepareRequest:
+def _chat_request(config: Config, data: schema.Conversations) -> PrepareRequest:
     template = data.chat_template or ""
     file = user_path(template)
     if template and file.is_file():
@@ -170,18 +170,18 @@ def _conversations(config: Config, data: schema.Conversations) -> PrepareRequest
             key, why = "data.chat_template", "this file is not a template: it has no {{ or {%"
             raise ConfigError(Problem(key, str(file), why, Fix(f"{key}=FILE"), "wrong_template"))
     return dataclasses.replace(
-        _common(config),
+        _common_request(config),
         messages=data.messages,
         chat_template=template,
         train_on=data.train_on.value,
     )
 
 
-def _rows(config: Config, data: schema.Hub | schema.Files) -> PrepareRequest:
+def _rows_request(config: Config, data: schema.Hub | schema.Files) -> PrepareRequest:
     targets = config.targets
     pairs = targets.has_target or (targets.is_causal and data.prompt is not None)
     return dataclasses.replace(
-        _common(config),
+        _common_request(config),
         text=None if pairs else data.text,
         prompt=data.prompt if pairs else None,
         response=data.response if pairs else None,
@@ -241,7 +241,7 @@ def _documents(config: Config, data: schema.PythonSource | schema.Text) -> Prepa
     corpus = open_corpus(config)
     assert corpus is not None
     return dataclasses.replace(
-        _common(config),
+        _common_request(config),
         option="text",
         content=fingerprint(corpus),
         corpus=corpus,
@@ -287,14 +287,14 @@ def open_store(request: PrepareRequest) -> Store:
     """Open the prepared tokens of a request. Prepare them first if they are missing."""
     folder = store_folder(request.key)
     if (manifest := read_manifest(folder)) is None:
-        _prepare(request)
+        _run_preparation(request)
         manifest = read_manifest(folder)
     if manifest is None:
         raise ConfigError(_unexpected_failure(request, 0, f"no tokens in {folder}"))
     return Store(folder, manifest)
 
 
-def _prepare(request: PrepareRequest) -> None:
+def _run_preparation(request: PrepareRequest) -> None:
     child = subprocess.Popen(
         module_command("eke.data.preparation"),
         stdin=subprocess.PIPE,

@@ -66,7 +66,7 @@ def finish_attempt(
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return _find_failed_rank(paths, plan, record)
+        return _with_failed_rank(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
@@ -104,8 +104,8 @@ def _was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
     return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
 
 
-def _find_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
-    """Replace "another process is gone" by that process's own error, or its observer's."""
+def _with_failed_rank(paths: RunPaths, plan: Plan, record: Record) -> Record:
+    """Replace the failure "another process is gone" by the error of the process that failed."""
     if record.failure is None or not record.failure.lost_contact:
         return record
     dead = read_dead_rank(paths, record.attempt)

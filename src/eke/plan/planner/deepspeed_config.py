@@ -190,7 +190,7 @@ def merge_user_settings(
         for key, why in _FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
-    problems += _other_optimizer(config, table(theirs, "optimizer"))
+    problems += _optimizer_problems(config, table(theirs, "optimizer"))
     problems += _other_schedule(config, table(theirs, "scheduler"))
     rest = {k: v for k, v in theirs.items() if k not in ("optimizer", "scheduler", *_FORBIDDEN)}
     merged = _merge_settings(mine, rest, "", name, problems)
@@ -249,7 +249,7 @@ def _offload(device: str, cpu_option: str) -> str:
     return f"offload={ {'cpu': cpu_option, 'nvme': 'nvme'}.get(device, 'none') }"
 
 
-def _other_optimizer(config: Config, section: Settings) -> list[Problem]:
+def _optimizer_problems(config: Config, section: Settings) -> list[Problem]:
     name, problems = str(config.distributed.deepspeed_config), []
     theirs = str(section.get("type", _AUTO)).lower()
     wanted = _OPTIMIZERS.get(theirs, theirs)

@@ -194,11 +194,13 @@ def _samples(config: Config, store: str, count: int, *, evaluation: bool) -> _Fo
     if request not in _kept:
         if len(_kept) >= _MAX_KEPT:
             _kept.clear()
-        _kept[request] = _read(config.data, config.task, store, count, evaluation)
+        _kept[request] = _read_lengths(config.data, config.task, store, count, evaluation)
     return _kept[request]
 
 
-def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> _Found | None:
+def _read_lengths(
+    data: Data, task: Task, store: str, count: int, evaluation: bool
+) -> _Found | None:
     import numpy as np
 
     if isinstance(data, Synthetic):

@@ -31,12 +31,12 @@ clearly within about a minute."""
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """Count the samples after preparing tokens if needed; ConfigError if the data is unusable."""
     if isinstance(config.data, schema.Synthetic):
-        return _synthetic(config, config.data, decisions)
+        return _plan_synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):
         return _plan_mix(config, config.data, decisions)
     request = sources.request_of(config)
     if request is not None:
-        return _prepared(config, request, decisions)
+        return _plan_prepared(config, request, decisions)
     source = sources.open_corpus(config)
     assert source is not None, "bytes of a text"
     length, parts = sources.window_length(config), (source.train, source.evaluation)
@@ -59,7 +59,7 @@ def _numbered(names: Sequence[str], reason: str) -> Decision:
     return Decision("data.label", value, f"{reason}: {', '.join(names)}")
 
 
-def _synthetic(config: Config, data: schema.Synthetic, decisions: list[Decision]) -> DataPlan:
+def _plan_synthetic(config: Config, data: schema.Synthetic, decisions: list[Decision]) -> DataPlan:
     drawn = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     if data.num_samples is None:
         decisions.append(Decision("data.num_samples", str(drawn), "dataset size of the guides"))
@@ -85,7 +85,7 @@ def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
     return Decision("data.packing", held, reason)
 
 
-def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]) -> DataPlan:
+def _plan_prepared(config: Config, request: PrepareRequest, decisions: list[Decision]) -> DataPlan:
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
@@ -95,7 +95,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
     else:
-        train, evaluation = _rows(config, store, decisions)
+        train, evaluation = _count_rows(config, store, decisions)
     _note_tokens(manifest, decisions)
     if not vocabulary.is_bytes:
         pads = ", EOS is the padding token" if vocabulary.pad_is_eos else ""
@@ -118,7 +118,7 @@ def _plan_mix(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
             problems += [to_source_problem(problem, number) for problem in error.problems]
         decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
     found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
-    if problems := problems or _other_classes(configs, found) + _other_templates(mix, found):
+    if problems := problems or _class_problems(configs, found) + _template_problems(mix, found):
         raise ConfigError(list(dict.fromkeys(problems)))
     shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
     made = tuple(
@@ -151,7 +151,7 @@ def _plan_mix(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
     )
 
 
-def _other_classes(
+def _class_problems(
     configs: Sequence[Config], manifests: Sequence[Manifest | None]
 ) -> list[Problem]:
     found: list[Sequence[str]] = []
@@ -172,7 +172,7 @@ def _other_classes(
     ]
 
 
-def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
+def _template_problems(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
     chats = {n: m.chat_template for n, m in enumerate(manifests) if m and m.chat_template}
     first = next(iter(chats), 0)
     typed = [source.get("chat_template") for source in mix.sources]
@@ -276,7 +276,8 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     return _split_sizes(config, available, decisions, min(max(part, default=0) for part in parts))
 
 
-def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
+def _count_rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
+    """Return the rows of training and evaluation. Add decisions about unusable rows and labels."""
     manifest = store.manifest
     usable = manifest.counts["cuts"]
     bad = f"; first: {manifest.bad_rows[0]}" if manifest.bad_rows else ""

@@ -49,7 +49,7 @@ class StreamedRows:
         return self.read_row(index)[1]
 
     def read_row(self, index: int) -> _StreamedRow:
-        """Return a row; if it is unusable, another row of the buffer. Raise RunError if it cannot."""
+        """Return a row, or another of the buffer if it is unusable. Raise RunError without any."""
         try:
             if self._process != os.getpid():  # a fork must not share positions in files
                 self._open()

@@ -48,12 +48,12 @@ def axes_for(
     """Return the axes for a device: every group without an override."""
     kept = set(map(group_of, typed))
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
-    axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
+    axes = [_make_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
     axes += [] if "distributed" in kept else [_sharing(device)]
     return [axis for axis in axes if len(axis) > 1]
 
 
-def _axis(
+def _make_axis(
     name: str, choices: Mapping[str, str], device: Device, numerics: Numerics, kept: set[str]
 ) -> _SearchAxis:
     mine = [each for each in TECHNIQUES.values() if each.searched and each.group == name]

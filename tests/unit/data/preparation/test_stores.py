@@ -282,7 +282,7 @@ def test_emptied_cache_is_refilled_by_the_worker_for_unchanged_data(
 ) -> None:
     plan = plan_of("data=jsonl", f"data.path={rows_file}", "train.steps=1")
     before = build_data(plan).train[0, 3]["input_ids"].tolist()
-    monkeypatch.setattr(asking, "_prepare", IN_ANOTHER_PROCESS)
+    monkeypatch.setattr(asking, "_run_preparation", IN_ANOTHER_PROCESS)
     shutil.rmtree(own_cache)
     assert build_data(plan).train[0, 3]["input_ids"].tolist() == before
     shutil.rmtree(own_cache)

@@ -58,7 +58,7 @@ pytestmark = pytest.mark.slow  # a minute of small trainings
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
+    monkeypatch.setattr(asking, "_run_preparation", prepare_store)
 
 
 def rows_of(task: str) -> list[dict[str, Any]]:

@@ -18,4 +18,4 @@ def saved(tmp_path_factory):
 def own_cache(tmp_path, monkeypatch) -> None:
     """Preparations happen in this process, into an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
+    monkeypatch.setattr(asking, "_run_preparation", prepare_store)

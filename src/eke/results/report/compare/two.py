@@ -48,10 +48,10 @@ MEAN, AND = "mean", " and "
 def differences(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> dict[int | str, Difference]:
-    """Return B less A, in logarithms, of each row, and of several rows their mean (MEAN).
+    """Return the logarithm of B / A for each row and, with several rows, their mean (key MEAN).
 
-    `a` and `b` have the speeds of each row's runs, three or more, in the order of measurement: runs
-    with one number are a round.
+    `a` and `b` have the speeds of each row's runs, three or more, in the order of measurement. The
+    k-th runs of all rows of a side are a round: what disturbs one also disturbs the others.
     """
     rows, shapes = len(a), [max(map(len, side)) for side in (a, b)]
     logs = np.full((sum(shapes), 2 * rows), np.nan)  # a round of A has no value of B
@@ -60,21 +60,23 @@ def differences(
         logs[start : start + len(speeds), column] = np.log(speeds)
     means, counts = np.nanmean(logs, axis=0), (~np.isnan(logs)).sum(0)
     rest, changes = logs - means, means[rows:] - means[:rows]
-    inverse, num_rounds = 1 / counts[:rows] + 1 / counts[rows:], sum(1 / each for each in shapes)
+    inverse, per_rounds = 1 / counts[:rows] + 1 / counts[rows:], sum(1 / each for each in shapes)
     freedom, one = sum(shapes) - 2, np.ones(1)
-    # Together: variance of a row's difference if all rows share the noise of their rounds.
-    together = float((np.nanmean(rest, axis=1) ** 2).sum()) / freedom * num_rounds
+    # Variance of the mean of all rows, from the means of the rounds.
+    together = float((np.nanmean(rest, axis=1) ** 2).sum()) / freedom * per_rounds
     noise = statistics.Noise(logs) if rows >= statistics.MIN_ROWS else None
     sums = [noise.sums([n, rows + n]) if noise else one for n in range(rows)]
     own = [np.exp(GRID) * noise.scale * each / 2 for each in inverse] if noise else []
+    # The rows' own noise explains a part of it. The rest is noise that the rows of a round share.
     known = fmean(float(s @ o) for s, o in zip(sums, own, strict=True)) if noise else 0.0
-    shared = max(0.0, together - known / rows)  # of the variance of a row's difference
+    shared = max(0.0, together - known / rows)
     found: dict[int | str, Difference] = {}
     for n in range(rows):
         runs = counts[n] + counts[rows + n] - 2
         total = one * float(np.nansum(rest[:, [n, rows + n]] ** 2)) / runs * inverse[n]
         if noise:
-            total = own[n] + shared  # Satterthwaite's: the moderated part has many degrees
+            # Degrees of freedom by Satterthwaite. Only the shared noise has few.
+            total = own[n] + shared
             runs = total**2 * freedom / shared**2 if shared else np.inf
         least = int(min(counts[n], counts[rows + n]))
         found[n] = Difference(float(changes[n]), least, Error(total, sums[n], runs, least))

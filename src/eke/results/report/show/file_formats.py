@@ -51,8 +51,8 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
         "factors": list(comparison.factors),
         "shared": dict(comparison.shared),
         "measures": {m.key: {"title": m.title, "unit": m.unit} for m in MEASURES},
-        "machines": [_machine(part) for part in comparison.machines],
-        "configurations": [_row(row) for row in comparison.rows],
+        "machines": [_machine_as_json(part) for part in comparison.machines],
+        "configurations": [_row_as_json(row) for row in comparison.rows],
         "notes": list(comparison.notes),
     }
 
@@ -101,7 +101,7 @@ def _escape_formula(cell: object) -> object:
     return cell
 
 
-def _machine(part: MachineComparison) -> dict[str, Any]:
+def _machine_as_json(part: MachineComparison) -> dict[str, Any]:
     return {
         "letter": part.machine.letter,
         "group": part.work,
@@ -132,7 +132,7 @@ def _machine(part: MachineComparison) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: ComparisonRow) -> dict[str, Any]:
+def _row_as_json(row: ComparisonRow) -> dict[str, Any]:
     variant = row.variant
     same = ("is_baseline", "on_front", "loss_at_equal_time", "prediction_error",
             "step_prediction_error")  # fmt: skip
