@@ -12,7 +12,7 @@ from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import json_safe, open_trusted_dir, write_atomic
 from eke.common.paths import short_path, user_path
-from eke.common.screen import is_quiet, width, wrap
+from eke.common.screen import has_color, is_quiet, width, wrap
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
 from eke.plan.record.find_folder import find_folder
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         from eke.results.report.show.terminal import render_terminal
 
         everything = options.provenance or options.by in found.factors
-        shown = render_terminal(found, options.repeats, sys.stdout.isatty(), everything=everything)
-        sys.stdout.write(shown)
+        columns = width() if sys.stdout.isatty() else 160
+        sys.stdout.write(render_terminal(found, options.repeats, has_color(), columns, everything))
     return _write(found, options)
 
 

