@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     sys.stdout.write(printable(f"{text}\n"))
     if found.problem and not options.json:
-        sys.stderr.write(f"{ConfigError(found.problem)}\n")
+        sys.stderr.write(f"{ConfigError(found.problem).screen(sys.stderr)}\n")
     return code
 
 
