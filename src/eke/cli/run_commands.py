@@ -30,7 +30,7 @@ from eke.common.files import (
 )
 from eke.common.output import has_reader, printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths, program, short_path
-from eke.common.screen import console, is_quiet, is_verbose, paint, width, wrap
+from eke.common.screen import console, is_quiet, is_verbose, paint, width, wrap, wrap_log
 from eke.common.text import format_number
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
@@ -282,8 +282,7 @@ def logs(options: argparse.Namespace) -> int:
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in shown:
         _heading(each, len(shown))
-        if lines := _last_lines(_log_of(each.paths), options.lines):
-            write_line("\n".join(lines))
+        _write_log(_last_lines(_log_of(each.paths), options.lines))
     if options.follow:
         _follow_logs(folder, standings, shown, tails)
     return EXIT_OK
@@ -309,7 +308,13 @@ def _follow_logs(
                 tails[run].position = 0
             if lines := tails[run].lines(last=not going_on):
                 _heading(each, len(followed))
-                write_line("\n".join(lines))
+                _write_log(lines)
+
+
+def _write_log(lines: Sequence[str]) -> None:
+    """Print the lines of a log, unchanged except on a terminal."""
+    if lines:
+        write_line("\n".join(wrap_log(lines, width()) if sys.stdout.isatty() else lines))
 
 
 def _log_of(paths: RunPaths) -> Path:

@@ -120,6 +120,15 @@ def wrap(text: str, columns: int, first: str = "", other: str | None = None) -> 
     return [first + lines[0][len(margin) :], *lines[1:]] if lines else [first.rstrip()]
 
 
+def wrap_log(lines: Iterable[str], columns: int) -> list[str]:
+    """Wrap the lines of a log that are too long, below their own indentation."""
+    shown = list[str]()
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        shown += [line] if len(line) <= columns else wrap(line, columns, other=f"{indent}  ")
+    return shown
+
+
 def fields(
     rows: Iterable[tuple[str, str]], columns: int, indent: int = 0, at: int = 0
 ) -> list[str]:
