@@ -28,12 +28,12 @@ from eke.common.files import (
     read_text,
     who_has_open,
 )
-from eke.common.output import has_reader, printable, raw_stream, write_line
+from eke.common.output import has_reader, write_line
 from eke.common.paths import RunPaths, SweepPaths, program, short_path
-from eke.common.screen import console, is_quiet, is_verbose, paint, width, wrap, wrap_log
+from eke.common.screen import is_quiet, is_verbose, paint, width, wrap, wrap_log
 from eke.common.text import format_number
 from eke.launch.interface import find_launcher, launchers_of
-from eke.launch.processes.follow import Tail, Watcher, watchers_in
+from eke.launch.processes.follow import Tail, Watcher, open_live, watchers_in
 from eke.launch.processes.runs_table import (
     INTERRUPTED,
     NOT_STARTED,
@@ -232,22 +232,21 @@ _SLOW_FACTOR = 10.0
 
 def watch(folder: Path) -> int:
     """Show the progress of all runs until they end. Ctrl-C only stops the display."""
-    from rich.live import Live
-    from rich.text import Text
-
-    screen = console(raw_stream(sys.stdout))
-    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, auto_refresh=False) as live:
+    lines = list[str]()
+    with contextlib.suppress(KeyboardInterrupt), open_live(sys.stdout) as live:
         while True:
             began = time.monotonic()
             standings = find_statuses(folder)
             lines = [*_heading_lines(folder, standings), *progress_lines(standings), ""]
-            lines += render_runs(standings, max(3, screen.height - len(lines) - 3))
-            lines += _unreachable_launcher_message(standings).splitlines()
-            live.update(Text("\n").join(Text.from_ansi(printable(s)) for s in lines), refresh=True)
+            lines += render_runs(standings, max(3, live.height - len(lines) - 4) if live else 0)
+            lines += wrap_log(_unreachable_launcher_message(standings).splitlines(), width())
+            if live:
+                live.draw("\n".join(lines))
             pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (is_active(folder, standings) and has_reader()):
                 break
             time.sleep(max(pause, _SLOW_FACTOR * (time.monotonic() - began)))
+    write_line("\n".join(lines))
     return EXIT_OK
 
 

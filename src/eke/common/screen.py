@@ -1,6 +1,6 @@
 """Width, wrapping and colours of text on a terminal.
 
-Everything works without rich, whose import takes 0.05 s. `console` imports it for tables.
+Everything works without rich, whose import takes 0.05 s.
 """
 
 import os
@@ -8,10 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import TextIO
 
 _NARROWEST = 20
 """Columns that a text needs next to its name. It is otherwise below."""
@@ -157,14 +154,3 @@ def table_width(stream: TextIO | None = None) -> int:
     except ValueError:
         is_terminal = False
     return width(stream) if is_terminal or "COLUMNS" in os.environ else 10_000
-
-
-def console(stream: TextIO | None = None) -> "Console":
-    """Return a rich console of `table_width` and these colours, without markup and highlighting."""
-    from rich.console import Console
-
-    stream = stream or sys.stdout
-    return Console(
-        file=stream, width=table_width(stream), force_terminal=has_color(stream) or None,
-        no_color=not has_color(stream), markup=False, highlight=False, emoji=False, soft_wrap=False,
-    )  # fmt: skip

@@ -32,7 +32,7 @@ def render_table(columns: Sequence[Column], width: int) -> list[str]:
         for column in columns
         if any(column.cells)
     ]
-    needs = [max(map(_length, texts)) for _, texts in shown]
+    needs = [max(map(text_width, texts)) for _, texts in shown]
     sides = [column.right for column, _ in shown]
     least = [n + _GAP if right or n <= _SHORT else 0 for n, right in zip(needs, sides, strict=True)]
     while sum(least) > width:
@@ -61,7 +61,7 @@ def _named(title: str, text: str) -> str:
 
 
 def _cell(text: str, right: bool, size: int) -> str:
-    space = " " * (size - _length(text))
+    space = " " * (size - text_width(text))
     return " " * _GAP + (space + text if right else text + space)
 
 
@@ -69,7 +69,7 @@ def _plain(text: str) -> str:
     return printable(" ".join(text.split("\n")), colours=False)
 
 
-def _length(text: str) -> int:
+def text_width(text: str) -> int:
     """Return the columns of a text. Chinese signs, for example, have two."""
     if text.isascii():
         return len(text)

@@ -59,6 +59,14 @@ def test_small_window_shows_running_runs_and_counts_the_others():
     assert text.endswith("1 ok, 1 not started")
 
 
+def test_small_window_counts_the_lines_of_rows(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    long = [standing(f"{n}{'x' * 30}", "running", 40) for n in range(4)]
+    lines = shown(long, live=4).splitlines()
+    assert len(lines) == 1 + 4 + 1, "two rows, each with its seed on a line below"
+    assert lines[-1].split() == ["...", "and", "2", "running"]
+
+
 def test_finished_runs_fold_after_ten():
     many = [standing(str(n), "ok", 100) for n in range(12)] + [standing("a", "oom")]
     lines = shown(many, live=0).splitlines()
@@ -69,7 +77,7 @@ def test_finished_runs_fold_after_ten():
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
-@pytest.mark.parametrize("live", [0, 9], ids=["folder", "live"])
+@pytest.mark.parametrize("live", [0, 20], ids=["folder", "live"])
 def test_no_line_is_wider_than_the_terminal(columns, live, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     long = [

@@ -92,12 +92,6 @@ def test_wrapping_breaks_no_word_override_or_number_with_its_unit() -> None:
     assert screen.wrap("one two three four", 16, first, " ") == [f"{first}one two", " three four"]
 
 
-def test_console_keeps_table_rows_whole_in_a_pipe() -> None:
-    stream = io.StringIO()
-    screen.console(stream).print("x" * 300)
-    assert stream.getvalue() == "x" * 300 + "\n"
-
-
 def test_log_is_unchanged_up_to_its_long_lines() -> None:
     kept = ["  | step 0  eval", "", "a  b", "\tc"]
     wrapped = screen.wrap_log([*kept, "  | step 20  loss 5.1"], 16)

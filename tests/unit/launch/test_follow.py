@@ -138,7 +138,7 @@ def on_terminal(paths, columns: int, code: str) -> list[str]:
                 content += part
         except OSError:  # the other end is closed
             pass
-    return content.decode().replace("\x1b[K", "").replace("\r\n", "\n\r").split("\r")
+    return content.decode().replace("\x1b[J", "").replace("\r\n", "\n\r").split("\r")
 
 
 DRAWN = """

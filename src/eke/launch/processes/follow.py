@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 from eke.common.files import (
     READ_LIMIT,
@@ -22,7 +22,8 @@ from eke.common.files import (
 )
 from eke.common.output import printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.screen import is_quiet, paint, width, wrap
+from eke.common.screen import is_quiet, paint, plain, width, wrap, wrap_log
+from eke.common.table import text_width
 from eke.common.text import format_count, format_seconds
 from eke.plan.record import IN_LOG, metrics
 
@@ -96,30 +97,69 @@ def as_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-class _LiveLine:
-    """A line at the end of a terminal's output that is redrawn below printed lines."""
+class LiveText:
+    """Lines at the end of a terminal's output, redrawn below the lines printed meanwhile."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.started, self._drawn = raw_stream(stream), time.monotonic(), ""
 
-    def print_above(self, text: str) -> None:
-        """Print a text in place of the line, which the next `draw` shows again."""
-        self.stream.write(f"\r\x1b[K{printable(text)}\n")  # ECMA-48 EL: erases the line
-        self._drawn = ""
+    @property
+    def height(self) -> int:
+        """Rows of the terminal."""
+        return os.get_terminal_size(self.stream.fileno()).lines or 24
 
     def draw(self, text: str) -> None:
-        """Show a text in place of the line."""
-        if text != self._drawn:
-            self.stream.write(f"\r{text}\x1b[K")
+        """Show a text in place of the last one, without the lines beyond the terminal's height."""
+        lines = printable(text).split("\n")
+        while len(lines) > 1 and self._num_rows(lines) >= self.height:
+            lines.pop()
+        if (shown := "\n".join(lines)) != self._drawn:
+            up = self._num_rows(self._drawn.split("\n")) - 1
+            # ECMA-48, CUU: go up. ED: erase all below. The terminal breaks what is too long, so
+            # that a copied path is whole.
+            self.stream.write("\r" + f"\x1b[{up}A" * (up > 0) + f"\x1b[J{shown}")
             self.stream.flush()
-        self._drawn = text
+            self._drawn = shown
+
+    def _num_rows(self, lines: Sequence[str]) -> int:
+        columns = width(self.stream)
+        return sum(max(1, -(-text_width(plain(line)) // columns)) for line in lines)
+
+
+class _Above:
+    """Stream whose texts appear above a live text, which the next `draw` shows again."""
+
+    def __init__(self, stream: TextIO, live: LiveText) -> None:
+        self._stream, self._live = stream, live
+
+    def write(self, text: str) -> int:
+        self._live.draw("")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def open_live(stream: TextIO) -> Iterator[LiveText | None]:
+    """Open a live text on a terminal, without -q. It is erased at the end."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb" or is_quiet():
+        yield None
+        return
+    live = LiveText(stream)
+    out, err = (cast(TextIO, _Above(each, live)) for each in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield live
+        finally:
+            live.draw("")
 
 
 class RunView:
     """New lines of a run's log, steps and evaluations. On a terminal, a bar below them."""
 
     def __init__(
-        self, paths: RunPaths, total: int = 0, log_every: int = 1, bar: _LiveLine | None = None
+        self, paths: RunPaths, total: int = 0, log_every: int = 1, bar: LiveText | None = None
     ) -> None:
         self.paths, self.total, self.log_every, self.bar = paths, total, log_every, bar
         self.log, self.rows = Tail(paths.log), Tail(paths.metrics)
@@ -159,8 +199,7 @@ class RunView:
         if self.bar is None:  # a line of a log is not wrapped in another log
             lines = [text] if is_log else wrap(text, width(sys.stderr), other="  ")
             return write_line("\n".join(lines), sys.stderr)
-        indent = text[: len(text) - len(text.lstrip())]
-        self.bar.print_above("\n".join(wrap(text, width(sys.stderr), indent, f"{indent}  ")))
+        write_line("\n".join(wrap_log([text], width(sys.stderr))), sys.stderr)
 
 
 class _Progress(NamedTuple):
@@ -235,13 +274,8 @@ def _clock(seconds: float) -> str:
 @contextmanager
 def open_view(paths: RunPaths, total_steps: int, log_every: int) -> Iterator[RunView]:
     """Open a progress bar on a terminal, else plain lines."""
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not is_quiet()
-    bar = _LiveLine(sys.stderr) if is_terminal else None
-    try:
+    with open_live(sys.stderr) as bar:
         yield RunView(paths, total_steps, log_every, bar)
-    finally:
-        if bar:
-            bar.draw("")
 
 
 class Watcher(NamedTuple):

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eke.common.output import printable, raw_stream, write_line
+from eke.common.output import write_line
 from eke.common.paths import RunPaths
-from eke.common.screen import console, is_quiet
+from eke.common.screen import is_quiet, width, wrap
 from eke.common.text import format_number, format_seconds
-from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, newest_step
+from eke.launch.processes.follow import LOG_INTERVAL_S, REFRESH_S, LiveText, newest_step, open_live
 from eke.launch.processes.run_dir import tracker_change_note
 from eke.launch.processes.runs_table import (
     RUNNING,
@@ -27,8 +27,8 @@ from eke.launch.processes.sweep import Job, SweepFile
 class ProgressTable:
     """The runs of a sweep while they run."""
 
-    def __init__(self, file: SweepFile, table: Any = None) -> None:
-        """Take the sweep's file, and rich's `Live` on a terminal."""
+    def __init__(self, file: SweepFile, table: LiveText | None = None) -> None:
+        """Take the sweep's file, and a live text on a terminal."""
         self.file, self.table = file, table
         self.pause_s = LOG_INTERVAL_S if table is None else REFRESH_S
         self.began = time.monotonic()
@@ -47,12 +47,9 @@ class ProgressTable:
 
     def note(self, text: str) -> None:
         """Print a line that concerns the entire sweep."""
-        if self.table is not None:
-            from rich.text import Text
-
-            self.table.console.print(Text(printable(text)))
-        elif not is_quiet():
-            write_line(text, sys.stderr)
+        if not is_quiet():
+            lines = [text] if self.table is None else wrap(text, width(sys.stderr), other="  ")
+            write_line("\n".join(lines), sys.stderr)
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Show the progress of the runs, or the reason for waiting, at intervals of `pause_s`."""
@@ -66,7 +63,7 @@ class ProgressTable:
             return
         self.shown = now
         if self.table is not None:
-            self.table.update(self._draw(jobs, now), refresh=True)
+            self.table.draw(self._render(jobs, now, self.table))
             return
         for job in (each for each in jobs if each.live is not None):
             step, loss, each_s, left = newest_step(RunPaths(Path(job.folder))).texts(
@@ -78,14 +75,11 @@ class ProgressTable:
     def _say(self, job: Job, text: str) -> None:
         self.note(f"[{job.number + 1}/{len(self.file.cells)}] {text}")
 
-    def _draw(self, jobs: Sequence[Job], now: float) -> Any:
-        from rich.text import Text
-
-        standings, stream = [self._status(job) for job in jobs], self.table.console.file
-        lines = progress_lines(standings, now - self.began, stream)
-        room = max(3, self.table.console.height - len(lines) - 4)
-        lines += ["", *render_runs(standings, room, stream=stream)]
-        return Text("\n").join(map(Text.from_ansi, lines))
+    def _render(self, jobs: Sequence[Job], now: float, table: LiveText) -> str:
+        standings = [self._status(job) for job in jobs]
+        lines = progress_lines(standings, now - self.began, table.stream)
+        room = max(3, table.height - len(lines) - 4)
+        return "\n".join([*lines, "", *render_runs(standings, room, stream=table.stream)])
 
     def _status(self, job: Job) -> RunStatus:
         """Return the state of a run, without reading the files of a run that has ended."""
@@ -117,11 +111,5 @@ def _describe_end(job: Job) -> str:
 @contextmanager
 def open_board(file: SweepFile) -> Iterator[ProgressTable]:
     """Open a table on a terminal, else plain lines. With `-q`, show neither."""
-    screen = console(raw_stream(sys.stderr)) if sys.stderr.isatty() and not is_quiet() else None
-    if screen is None or screen.is_dumb_terminal:
-        yield ProgressTable(file)
-        return
-    from rich.live import Live
-
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
+    with open_live(sys.stderr) as live:
         yield ProgressTable(file, live)

@@ -149,7 +149,7 @@ def render_runs(
 ) -> list[str]:
     """Return a table of the runs, running and failed ones first, and the number of hidden rows.
 
-    `live`: rows of the view that is redrawn. 0: the table of the folders, with their ids. There
+    `live`: lines of the view that is redrawn. 0: the table of the folders, with their ids. There
     `fold` hides all but the first ten runs in the same state. `stream` has the width and colours.
     """
     stream = stream or sys.stdout
@@ -158,7 +158,6 @@ def render_runs(
         seen[each.state] += 1
         is_short = not fold or each.state == RUNNING or seen[each.state] <= _FOLDED
         shown += [each] if (len(shown) < live if live else is_short) else []
-    kept = {id(each) for each in shown}
     places = {id(each): place for place, each in enumerate(standings)}
     factors = factor_columns([s.overrides for s in standings], [s.row for s in standings])
     columns = [
@@ -173,6 +172,9 @@ def render_runs(
         paint(line, style, stream) if style else line
         for line, style in zip(lines, styles, strict=bool(lines))
     ]
+    while live and len(painted) > 2 and "\n".join(painted).count("\n") > live:
+        painted.pop()
+    kept = {id(each) for each, _ in zip(shown, painted[1:], strict=False)}
     hidden = [each for each in ordered if id(each) not in kept]
     return painted + ([f"  ... and {describe_states(hidden, stream)}"] if hidden else [])
 
