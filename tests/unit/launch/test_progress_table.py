@@ -17,6 +17,7 @@ from unit.launch.scripted import record_for
 from eke.common import screen
 from eke.common.paths import SweepPaths
 from eke.common.screen import plain
+from eke.launch.processes.follow import open_live
 from eke.launch.processes.progress_table import open_board
 from eke.launch.processes.sweep import SweepFile, SweepRun
 from eke.plan.record import Outcome
@@ -89,6 +90,23 @@ def test_terminal_shows_all_runs_in_one_table(sweep, terminal, monkeypatch) -> N
     assert words[0][:4] == ["optimizer", "seed", "step", "loss"]
     assert words[1][:5] == ["adafactor", "1", "5/20", "2.5000", "250"]
     assert [row[2] for row in words[2:]] == ["oom", "ok", "waiting"]
+
+
+def test_long_lines_are_whole_below_what_is_printed_meanwhile(terminal, monkeypatch) -> None:
+    stream, read = terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    path = "x" * 100  # two rows of this terminal
+    with open_live(stream) as live:
+        live.draw(f"one\n{path}")
+        assert read() == f"\r\x1b[Jone\r\n{path}"
+        print("said", file=sys.stderr, flush=True)
+        assert read() == "\r\x1b[2A\x1b[Jsaid\r\n"
+        live.draw("two")
+        live.draw("two")
+        assert read() == "\r\x1b[Jtwo"
+        live.draw("\n".join("line" for _ in range(30)))
+        assert read().count("line") == live.height - 1, "the terminal has 24 rows"
+    assert read() == "\r\x1b[22A\x1b[J"
 
 
 def test_pipe_has_a_line_for_each_event(sweep, capsys) -> None:

@@ -22,7 +22,7 @@ from eke.common.files import (
 )
 from eke.common.output import printable, raw_stream, write_line
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.screen import is_quiet, paint, plain, width, wrap, wrap_log
+from eke.common.screen import is_quiet, paint, plain, width, wrap_log
 from eke.common.table import text_width
 from eke.common.text import format_count, format_seconds
 from eke.plan.record import IN_LOG, metrics
@@ -101,7 +101,7 @@ class LiveText:
     """Lines at the end of a terminal's output, redrawn below the lines printed meanwhile."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream, self.started, self._drawn = raw_stream(stream), time.monotonic(), ""
+        self.stream, self.started, self._drawn = raw_stream(stream), time.monotonic(), [""]
 
     @property
     def height(self) -> int:
@@ -111,19 +111,19 @@ class LiveText:
     def draw(self, text: str) -> None:
         """Show a text in place of the last one, without the lines beyond the terminal's height."""
         lines = printable(text).split("\n")
-        while len(lines) > 1 and self._num_rows(lines) >= self.height:
+        while len(lines) > 1 and self._go_up(lines) >= self.height - 1:
             lines.pop()
-        if (shown := "\n".join(lines)) != self._drawn:
-            up = self._num_rows(self._drawn.split("\n")) - 1
-            # ECMA-48, CUU: go up. ED: erase all below. The terminal breaks what is too long, so
-            # that a copied path is whole.
-            self.stream.write("\r" + f"\x1b[{up}A" * (up > 0) + f"\x1b[J{shown}")
+        if lines != self._drawn:
+            up = f"\x1b[{n}A" if (n := self._go_up(self._drawn)) else ""  # ECMA-48, CUU
+            # ED erases all below. A longer override is broken by the terminal: its copy is whole.
+            self.stream.write(f"\r{up}\x1b[J" + "\n".join(lines))
             self.stream.flush()
-            self._drawn = shown
+            self._drawn = lines
 
-    def _num_rows(self, lines: Sequence[str]) -> int:
+    def _go_up(self, lines: Sequence[str]) -> int:
+        """Return the rows from the last to the first of these lines."""
         columns = width(self.stream)
-        return sum(max(1, -(-text_width(plain(line)) // columns)) for line in lines)
+        return sum(max(1, -(-text_width(plain(line)) // columns)) for line in lines) - 1
 
 
 class _Above:
@@ -196,10 +196,9 @@ class RunView:
             self._print("  ".join([f"step {step}/{self.total}", *self._shown.texts()]))
 
     def _print(self, text: str, is_log: bool = False) -> None:
-        if self.bar is None:  # a line of a log is not wrapped in another log
-            lines = [text] if is_log else wrap(text, width(sys.stderr), other="  ")
-            return write_line("\n".join(lines), sys.stderr)
-        write_line("\n".join(wrap_log([text], width(sys.stderr))), sys.stderr)
+        is_whole = is_log and self.bar is None  # a line of a log is not wrapped in another log
+        lines = [text] if is_whole else wrap_log([text], width(sys.stderr))
+        write_line("\n".join(lines), sys.stderr)
 
 
 class _Progress(NamedTuple):
