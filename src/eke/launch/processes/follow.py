@@ -67,15 +67,13 @@ class NewestStep(NamedTuple):
         """Return the seconds to the last step, at the newest step's speed."""
         return None if self.step_s is None else self.step_s * max(0, total - self.step)
 
-    def texts(self, total: int) -> tuple[str, str, str, str]:
-        """Return step, loss, step time and time left for tables, "" for unknown values."""
-        left = self.left_s(total)
-        return (
-            f"{self.step}/{total}" if total else "",
-            "" if self.loss is None else f"{self.loss:.4f}",
-            "" if self.step_s is None else format_seconds(self.step_s),
-            "" if left is None else format_seconds(left),
-        )
+    def text(self, total: int) -> str:
+        """Return step, loss, step time and time left, without unknown values."""
+        parts = [f"step {self.step}/{total}"]
+        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        if self.step_s is not None and (left := self.left_s(total)) is not None:
+            parts += [f"{format_seconds(self.step_s)}/step", f"{format_seconds(left)} left"]
+        return ", ".join(parts)
 
 
 def newest_step(paths: RunPaths) -> NewestStep:

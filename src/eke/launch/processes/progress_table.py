@@ -66,11 +66,8 @@ class ProgressTable:
             self.table.draw(self._render(jobs, now, self.table))
             return
         for job in (each for each in jobs if each.live is not None):
-            step, loss, each_s, left = newest_step(RunPaths(Path(job.folder))).texts(
-                job.plan.steps.total
-            )
-            parts = [loss and f"loss {loss}", each_s and f"{each_s}/step", left and f"{left} left"]
-            self._say(job, ", ".join(filter(None, [f"step {step}", *parts])))
+            newest = newest_step(RunPaths(Path(job.folder)))
+            self._say(job, newest.text(job.plan.steps.total))
 
     def _say(self, job: Job, text: str) -> None:
         self.note(f"[{job.number + 1}/{len(self.file.cells)}] {text}")
