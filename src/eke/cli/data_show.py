@@ -1,6 +1,7 @@
 """`eke data show`: print the first rows of the training data and the row lengths."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from itertools import groupby
@@ -9,7 +10,7 @@ from typing import Any
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.output import printable
-from eke.common.screen import has_color, width, wrap
+from eke.common.screen import has_color, width, wrap, wrap_log
 from eke.common.text import format_number
 from eke.config.compose import compose, is_set, needs_sweep, split_arguments
 from eke.config.mixing import source_configs
@@ -62,6 +63,8 @@ def _shown(config: Config, options: Namespace) -> str:
     join = load_request_tokenizer(request).join
     count = min(options.rows, store.manifest.counts["cuts"])
     rows = [_row(config, store, join, number, options.ids) for number in range(count)]
+    if sys.stdout.isatty():
+        rows = ["\n".join(wrap_log(row.split("\n"), width())) for row in rows]
     return "\n\n".join([*rows, _summary(config, store)])
 
 
@@ -158,7 +161,8 @@ def _summary(config: Config, store: Store) -> str:
     lines = [f"tokens of a row: {low} to {high}, median {np.median(lengths):g}"]
     sizes = np.bincount((lengths - low) // step).tolist()
     for first, size in zip(range(low, high + 1, step), sizes, strict=True):
-        last, bar = f"to {first + step - 1}" * (step > 1), "#" * round(40 * size / max(sizes))
+        room, last = min(40, width() - 32), f"to {first + step - 1}" * (step > 1)
+        bar = "#" * round(room * size / max(sizes))
         lines.append(f"  {first:>7} {last:<10} {size:>9}  {bar}".rstrip())
     if config.targets.is_generated:
         first = int(config.targets.is_causal)  # the first token is not predicted
@@ -170,6 +174,4 @@ def _summary(config: Config, store: Store) -> str:
     lines += [f"first bad row: {printable(row)}" for row in found.bad_rows[:1]]
     if found.num_bad > getattr(config.data, "max_bad_frac", 1) * found.num_rows:
         lines.append("A run rejects data with so many bad rows. Details: eke plan")
-    columns = width()
-    fitting = [[s] if len(s) <= columns else wrap(s, columns, "", "  ") for s in lines]
-    return "\n".join(line for part in fitting for line in part)
+    return "\n".join(wrap_log(lines, width()))
