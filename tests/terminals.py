@@ -5,11 +5,16 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from support import environment
 
 from eke.common import errors, screen
 
@@ -40,7 +45,7 @@ def _output(call: Callable[[], object], widths: Sequence[int]) -> list[str]:
         except OSError:  # the child has closed the terminal
             pass
     assert os.waitpid(child, 0)[1] == 0, content.decode()
-    text = re.sub(r"\x1b\[2?K", "", content.decode().replace("\r\n", "\n"))
+    text = re.sub(r"\x1b\[2?[KJ]", "", content.decode().replace("\r\n", "\n"))
     return [re.sub(r"[^\n]*\r", "", each) for each in text.split(_END)[:-1]]  # overwritten lines
 
 
@@ -68,6 +73,28 @@ def _run(call: Callable[[], object], follower: int, widths: Sequence[int]) -> No
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def typed(command: Sequence[str], columns: int, folder: Path, **variables: str) -> tuple[int, str]:
+    """Exit code and both streams of a command on a terminal, with all that it overwrites.
+
+    Without columns: in a pipe. Cursor movements begin a new line, colours are kept.
+    """
+    kept = {k: v for k, v in environment(folder).items() if k not in ("COLUMNS", "NO_COLOR")}
+    leader, follower = pty.openpty() if columns else os.pipe()
+    if columns:
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with subprocess.Popen(
+        command, env={**kept, "TERM": "xterm-256color", **variables}, cwd=folder,
+        stdin=subprocess.DEVNULL, stdout=follower, stderr=follower,
+    ) as process:  # fmt: skip
+        os.close(follower)
+        content = b""
+        with open(leader, "rb", buffering=0) as stream, suppress(OSError):  # it has been closed
+            while part := stream.read(1 << 16):
+                content += part
+    text = content.decode().replace("\r\n", "\n")
+    return process.returncode, re.sub(r"\r|\x1b\[\d*[A-HJK]", "\n", text)
 
 
 _WHOLE = re.compile(r" *(?:(?:next|details):|->|\w+ =)? *(?:(?:python train\.py|eke) .*|\S+)")
