@@ -18,6 +18,7 @@ from random_tally import of_reports
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
+from eke.common import screen
 from eke.common.text import GIB
 from eke.plan.planner import Plan
 
@@ -53,6 +54,13 @@ def unwrapped_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "eke.common.errors.width", lambda stream: int(os.environ.get("COLUMNS", 10_000))
     )
+
+
+@pytest.fixture(autouse=True)
+def default_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each test without `-q`, `-v` and `--color`: a command keeps them in its process."""
+    monkeypatch.setattr(screen, "_verbosity", [0])
+    monkeypatch.setattr(screen, "_chosen", {"color": "auto"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

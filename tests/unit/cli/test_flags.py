@@ -9,6 +9,7 @@ import pytest
 from eke.cli import main, models
 from eke.cli.plan import FLAGS
 from eke.common.errors import BusyError, ChangedError, EkeError, RunError
+from eke.common.screen import is_quiet, take_flags
 
 
 def shown(command: str, flag: str, capsys) -> str:
@@ -179,3 +180,11 @@ def test_error_of_a_run_is_printed_as_json(error, identifier, monkeypatch, capsy
     assert main(["status", "--json"]) == error.exit_code
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert (problem["id"], problem["why"]) == (identifier, str(error))
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_quiet_flag_ends_with_its_test(turn: int) -> None:
+    """Of tests/conftest.py. A later test in this process would lack part of its output."""
+    assert not is_quiet()
+    take_flags(["-q"])
+    assert is_quiet()
