@@ -75,7 +75,15 @@ def _without_symbols(builder: Any) -> list[str]:
     return [flag for flag in type(builder).cxx_args(builder) if flag != _LEFT_OUT]
 
 
+def read_processor_once() -> None:
+    """Keep py-cpuinfo's answer. Each call spins for a second, and DeepSpeed has several calls."""
+    cpuinfo: Any = importlib.import_module("cpuinfo")
+    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+
+
 def _load(what: str, *builders: Any) -> None:
+    read_processor_once()
     with compiling(what):
         for builder in builders:
             builder.cxx_args = functools.partial(_without_symbols, builder)

@@ -1,5 +1,6 @@
 """Builds of torch's extensions: nobody waits for a process that is gone."""
 
+import importlib
 import logging
 import os
 import signal
@@ -103,3 +104,13 @@ def test_slow_compilation_is_logged(tmp_path, monkeypatch, caplog) -> None:
         time.sleep(0.2)
     assert "compiling DeepSpeed" in caplog.text
     assert "ready after 0 s" in caplog.text
+
+
+def test_processor_is_read_once(monkeypatch) -> None:
+    calls: list[int] = []
+    cpuinfo = importlib.import_module("cpuinfo")
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: calls.append(1) or {"arch": "X86_64"})
+    for _ in range(2):
+        build_operators.read_processor_once()
+        assert cpuinfo.get_cpu_info()["arch"] == "X86_64"
+    assert len(calls) == 1
