@@ -88,8 +88,9 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return true_call(*args, **kwargs)
 
         # Modes do not detect the kernel of FlexAttention outside compiled code.
-        FUNCTIONS[name] = noted
-        self._flex.callback(FUNCTIONS.__setitem__, name, true_call)
+        # An entry of the instance would remain, and torch.compile would repeat the evaluation.
+        FUNCTIONS.register(name, noted)
+        self._flex.callback(FUNCTIONS.register, name, true_call)
         super().__enter__()  # type: ignore[no-untyped-call]  # torch 2.13
         return self
 

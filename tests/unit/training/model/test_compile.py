@@ -14,6 +14,7 @@ from unit.training.model.steps import make_inputs, step
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.config.schema.model import GRAPH_MODES
+from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
 from eke.training.model.number_formats import compile_model, compile_report
@@ -80,6 +81,23 @@ def test_new_shape_is_a_recompilation():
     second = compile_report()
     assert (second["graphs"], second["recompiles"]) == (2, 1)
     assert second["compile_s"] > first["compile_s"]
+
+
+def test_evaluation_after_a_probed_step_is_not_compiled_again():
+    model, compiled = build("compile=eager")
+    inputs = make_inputs(model)
+
+    def evaluate():
+        with torch.no_grad():
+            compiled.eval()(**inputs)
+
+    evaluate()
+    with KernelProbe():
+        step(compiled.train(), **inputs)
+    step(compiled, **inputs)
+    assert compile_report()["graphs"] == 2
+    evaluate()
+    assert compile_report()["graphs"] == 2
 
 
 def test_graph_breaks_are_counted():
