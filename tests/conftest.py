@@ -26,6 +26,9 @@ from eke.plan.planner import Plan
 settings.register_profile("eke", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "eke"))
 
+# Until all tests are collected nearly every new object stays.
+gc.disable()
+
 # One thread: these models are too small for two, and tests run beside each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -72,6 +75,7 @@ def pytest_collection_finish() -> None:
     """Let no collection of garbage look again at a million objects that stay to the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
