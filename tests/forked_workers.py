@@ -26,10 +26,10 @@ START = worker_process.start_process
 CODE = "from forked_workers import main; sys.exit(main(sys.argv[1:]))"
 
 
-def run(folder: Path, *arguments: str) -> Finished:
-    """`eke ARGUMENTS` to its end, typed in a folder by a user without settings."""
+def run(folder: Path, *arguments: str, **variables: str) -> Finished:
+    """`eke ARGUMENTS` to its end, typed in a folder by a user with these variables only."""
     return python_server.run(
-        0, CODE, *arguments, cwd=folder, environment=environment(folder),
+        0, CODE, *arguments, cwd=folder, environment=environment(folder) | variables,
         modules=("rank_server:load", "forked_workers", *python_server.MODULES),
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from chat_templates import FAMILIES, saved
 from checkpoints import save_checkpoint
+from forked_workers import run
 from live import Live, record_of, rows_of, run_in
 from prepared import write_jsonl
 from support import REPO, Finished
@@ -63,7 +64,17 @@ def afternoon(tmp_path: Path) -> Path:
 
 
 def typed(folder: Path, command: str, **variables: str) -> Finished:
-    """One line of the tutorial, in a shell."""
+    """One line of the tutorial, in a fork with torch imported: see forked_workers.py."""
+    match shlex.split(command):
+        case ["eke", *words]:
+            return run(folder, *words, **variables)
+        case ["python", "train.py", *words]:
+            return run(folder, "train", *words, **variables)
+    return in_shell(folder, command, **variables)
+
+
+def in_shell(folder: Path, command: str, **variables: str) -> Finished:
+    """One line of the tutorial, in a shell: a process that imports for itself."""
     programs = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}; '
     programs += 'eke() { python -m eke "$@"; }; '
     line = command.replace("train.py", str(REPO / "train.py"))
@@ -142,7 +153,7 @@ def try_out(afternoon: Path, run: Path) -> None:
     assert done.code == 0, done.text
     assert "30 samples" in done.out
     assert re.search(r"^  token_accuracy +0\.\d+$", done.out, re.M), done.out
-    answered = typed(afternoon, generate)
+    answered = in_shell(afternoon, generate)
     assert answered.code == 0, answered.text
     assert "<|im_" not in answered.out
 
@@ -150,7 +161,7 @@ def try_out(afternoon: Path, run: Path) -> None:
 def export(afternoon: Path, run: Path) -> None:
     """Plain transformers, with no peft to import, chats with what was trained."""
     (command,) = commands("Take the model with you")
-    done = typed(afternoon, command.replace("runs/ID", f"runs/{run.name}"))
+    done = in_shell(afternoon, command.replace("runs/ID", f"runs/{run.name}"))
     assert done.code == 0, done.text
     assert "model with its adapters merged" in done.out
     card = (afternoon / "my_chat" / "README.md").read_text()
@@ -267,7 +278,7 @@ def test_texts_are_sorted_into_classes(tickets: Path) -> None:
     evaluate, export = commands("Use it", CLASSIFY)
     rows = (tickets / "tickets.csv").read_text().splitlines()
     (tickets / "held_out.csv").write_text("\n".join(rows[:40]))
-    evaluated = typed(tickets, evaluate.replace("RUN", f"runs/{best['run_id']}"))
+    evaluated = in_shell(tickets, evaluate.replace("RUN", f"runs/{best['run_id']}"))
     assert "39 samples" in evaluated.out, evaluated.text
     assert re.search(r"^  broken( +[01]\.\d{4}){3} +\d+$", evaluated.out, re.M), evaluated.out
     assert typed(tickets, export.replace("RUN", f"runs/{best['run_id']}")).code == 0
