@@ -7,6 +7,7 @@ process that torchrun would have started: its own environment, output, signals a
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -148,6 +149,8 @@ def run_ranks(request: Mapping[str, Any]) -> list[int]:
     """Fork the ranks, and wait for their end as torch's agent does."""
     for module in request["modules"]:
         importlib.import_module(module)
+        if module == "deepspeed":
+            read_processor()
     gc.collect()
     gc.freeze()  # so that the ranks' collections leave the shared pages alone
     store, port = fork_store()
@@ -159,6 +162,15 @@ def run_ranks(request: Mapping[str, Any]) -> list[int]:
     finally:
         for pid in (*ranks, store):
             end(pid)
+
+
+@functools.cache
+def read_processor() -> None:
+    """Read it for DeepSpeed: each rank would start a process, and spin for a second."""
+    from eke.training.distributed.build_operators import read_processor_once
+
+    read_processor_once()
+    importlib.import_module("cpuinfo").get_cpu_info()
 
 
 def fork(work: Any) -> int:
