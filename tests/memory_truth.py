@@ -4,10 +4,12 @@ import math
 import multiprocessing
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from support import REPO
 
@@ -149,15 +151,21 @@ def plan_of(case: Case) -> Plan:
 SKIPPED = "gradients overflowed float16: the loss scaler skipped a step"
 
 
-def measured(case: Case) -> int:
+def measured(case: Case, evaluates: bool = True) -> int:
     """Peak of the tensor allocator in the second step, in this process.
+
+    Without evaluation, a compiler has a third less to do, and the number of rows is static.
 
     A process should measure once: PyTorch's profiler remembers addresses from one profile to the
     next, and counts them wrong where others have been given out in between.
     """
     from trained import steps_of, train_job
 
-    with tempfile.TemporaryDirectory() as folder:
+    skipped_evaluation = patch("eke.training.loop.loop.evaluate_at", lambda *_: None)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nullcontext() if evaluates else skipped_evaluation,
+    ):
         job = train_job(plan_of(case), Path(folder) / "run")
         skipped = any(not math.isfinite(norm) for _, norm in steps_of(job).values())
     assert job.profiled_peak is not None
@@ -166,15 +174,15 @@ def measured(case: Case) -> int:
     return job.profiled_peak
 
 
-def _put(queue: Any, case: Case) -> None:
+def _put(queue: Any, case: Case, evaluates: bool) -> None:
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     try:
-        queue.put(measured(case))
+        queue.put(measured(case, evaluates))
     except BaseException as error:
         queue.put(f"{type(error).__name__}: {error}")
 
 
-def measured_apart(case: Case) -> int | None:
+def measured_apart(case: Case, evaluates: bool = True) -> int | None:
     """As `measured`, in a process of its own that begins where the imports are done.
 
     None where a step was skipped, so that what the second one took is no ordinary step's.
@@ -187,7 +195,7 @@ def measured_apart(case: Case) -> int | None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["memory_truth", "trained", *LOADED])
     queue = context.SimpleQueue()
-    process = context.Process(target=_put, args=(queue, case))
+    process = context.Process(target=_put, args=(queue, case, evaluates))
     process.start()
     found = queue.get()
     process.join()

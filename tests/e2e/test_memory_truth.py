@@ -74,14 +74,16 @@ COMPILED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
-def test_compiled_model_peak_is_predicted(words) -> None:
-    typed = ("model.num_hidden_layers=2", *words.split(), *COMMON, "data.num_samples=48")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_model_peak_is_predicted(name) -> None:
+    """One of them also evaluates: with fewer rows, so that the trained graph has any number."""
+    typed = ("model.num_hidden_layers=2", *COMPILED[name].split(), *COMMON, "data.num_samples=48")
     case = Case("", last_wins(*typed))
     answer = get_or_run_trace(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert (answer.traced.method, answer.traced.is_exact) == (Method.trace, True)
-    assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.005)
+    peak = measured_apart(case, evaluates=name == "llama")
+    assert step_peak(answer.traced.allocated) == pytest.approx(peak, rel=0.005)
 
 
 @pytest.mark.slow
