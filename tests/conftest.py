@@ -19,6 +19,7 @@ from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 from eke.common import screen
+from eke.common.python_runtime import relax_gc
 from eke.common.text import GIB
 from eke.plan.planner import Plan
 
@@ -76,6 +77,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    relax_gc()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,11 +11,12 @@ from eke.common.python_runtime import GC_THRESHOLD, importing, relax_gc
 
 @pytest.fixture(autouse=True)
 def as_before():
+    """What is frozen stays so: all that tests/conftest.py has frozen would be looked at again."""
     thresholds, enabled = gc.get_threshold(), gc.isenabled()
+    gc.set_threshold(700)
     yield
     gc.set_threshold(*thresholds)
     (gc.enable if enabled else gc.disable)()
-    gc.unfreeze()
 
 
 def test_imported_objects_are_frozen_for_the_collector() -> None:
