@@ -329,11 +329,10 @@ BUILDERS |= {
         "peft=lora",""",
     ),
     "src/eke/rules/peft.py": (
-        "RULES: tuple[Rule, ...] = (\n",
+        "RULES = dict(\n",
         """\
-RULES: tuple[Rule, ...] = (
-    Rule(
-        id="scale_without_rslora",
+RULES = dict(
+    scale_without_rslora=Rule(
         key="peft.use_rslora",
         when=lambda f: f.config.peft.option == "scaled_lora" and f.config.peft.use_rslora,
         why="the scale does not depend on the rank",

@@ -32,7 +32,7 @@ _TOPICS = (
     peft, engine, requirements, tracker,
 )  # fmt: skip
 RULES: tuple[Rule, ...] = (
-    *(rule for topic in _TOPICS for rule in topic.RULES),
+    *(dataclasses.replace(rule, id=id) for topic in _TOPICS for id, rule in topic.RULES.items()),
     *requirements.PACKAGE_RULES,
 )
 

@@ -105,7 +105,7 @@ def _implemented(facts: RuleInputs, option: str) -> bool:
 _attention_rule = functools.partial(Rule, key="attention")
 
 
-def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs], bool]) -> Rule:
+def _class_rule(what: str, name: str, is_chosen: Callable[[RuleInputs], bool]) -> Rule:
     """Return the rule that a known family has a kernel. Checkpoints: see `_implemented`."""
 
     def lacks_it(facts: RuleInputs) -> bool:
@@ -113,7 +113,6 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs
         return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 
     return _attention_rule(
-        id=rule,
         when=lambda f: is_chosen(f) and lacks_it(f),
         why=lambda f: f"transformers does not support {what} for {f.model_family.name}",
         source=f"transformers' PreTrainedModel._supports_{name}",
@@ -123,29 +122,25 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[RuleInputs
 
 _backend_rule = functools.partial(Rule, key="attention.backend", source=_SDP)
 
-RULES = (
-    without_effect(
-        id="backend_is_sdpas",
+RULES = dict(
+    backend_is_sdpas=without_effect(
         key="attention.backend",
         when=lambda f: f.config.attention.option != "sdpa",
         why=lambda f: f"selects a kernel of attention=sdpa. This run uses attention={_option(f)}",
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
-    _backend_rule(
-        id="backend_needs_cuda",
+    backend_needs_cuda=_backend_rule(
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
         why=lambda f: f"needs CUDA. {f.device.name} is a CPU, which supports flash and math",
     ),
-    Rule(
-        id="cpu_flash_has_no_dropout",
+    cpu_flash_has_no_dropout=Rule(
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.on_cpu and _dropout(f) > 0,
         why=lambda f: f"the CPU flash kernel has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source=_SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
-    _backend_rule(
-        id="learnt_bias_needs_gradient",
+    learnt_bias_needs_gradient=_backend_rule(
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and f.model_family.has_score_bias
@@ -153,8 +148,7 @@ RULES = (
         ),
         why="this kernel has no gradient for T5's learned attention bias",
     ),
-    _backend_rule(
-        id="flash_takes_no_mask",
+    flash_takes_no_mask=_backend_rule(
         when=lambda f: (
             _pinned(f, Backend.flash)
             and f.on_cuda
@@ -164,34 +158,29 @@ RULES = (
         why="the CUDA flash kernel takes no mask. Padding and packed samples need one",
         fix=_MEM_EFFICIENT,
     ),
-    _backend_rule(
-        id="kernel_needs_ampere",
+    kernel_needs_ampere=_backend_rule(
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
         why=needs_capability("needs", AMPERE),
         fix=_MEM_EFFICIENT,
     ),
-    _backend_rule(
-        id="kernel_needs_16_bits",
+    kernel_needs_16_bits=_backend_rule(
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _in_float32(f),
         why="this kernel needs 16-bit inputs. precision.compute is float32",
         fix=_MEM_EFFICIENT,
     ),
-    _backend_rule(
-        id="kernel_head_is_narrow",
+    kernel_head_is_narrow=_backend_rule(
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
         why=lambda f: f"supports head widths up to {_widest(f)}. This model's is {_head_width(f)}",
     ),
-    _backend_rule(
-        id="kernel_head_is_aligned",
+    kernel_head_is_aligned=_backend_rule(
         when=lambda f: f.on_cuda and _head_width(f) % _head_multiple(f) != 0,
         why=lambda f: (
             f"the head width must be a multiple of {_head_multiple(f)}. It is {_head_width(f)}"
         ),
     ),
-    Rule(
-        id="cudnn_dropout_in_sixteenths",
+    cudnn_dropout_in_sixteenths=Rule(
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.cudnn) and f.on_cuda and not (_dropout(f) * 16).is_integer()
@@ -200,8 +189,7 @@ RULES = (
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
-    _attention_rule(
-        id="attention_is_implemented",
+    attention_is_implemented=_attention_rule(
         when=lambda f: not _implemented(f, _option(f)),
         why=lambda f: (
             f"transformers does not support it for {getattr(f.config.model, 'model_type', '')} "
@@ -212,30 +200,26 @@ RULES = (
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
-    _attention_rule(
-        id="flash_package_needs_ampere",
+    flash_package_needs_ampere=_attention_rule(
         when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
         why=needs_capability("FlashAttention needs", AMPERE),
         source=_FLASH,
     ),
-    _attention_rule(
-        id="flash_package_needs_16_bits",
+    flash_package_needs_16_bits=_attention_rule(
         when=lambda f: _flash_package(f) and _in_float32(f),
         why="FlashAttention needs 16-bit inputs. precision.compute is float32",
         fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
         source=_FLASH,
     ),
-    _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
-    _attention_rule(
-        id="flash3_has_no_dropout",
+    flash_package_without_t5=_class_rule("FlashAttention", "flash_attn", _flash_package),
+    flash3_has_no_dropout=_attention_rule(
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
         why=lambda f: f"FlashAttention-3 has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source="transformers' PreTrainedModel._flash_attn_can_dispatch",
         versions="transformers 5.23",
     ),
-    Rule(
-        id="flash_package_packs_one_row",
+    flash_package_packs_one_row=Rule(
         key="data.packing",
         when=lambda f: (
             _flash_package(f)
@@ -251,23 +235,20 @@ RULES = (
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
-    _attention_rule(
-        id="flex_needs_volta",
+    flex_needs_volta=_attention_rule(
         when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
         why=needs_capability("FlexAttention trains only on GPUs. Its Triton kernels need", VOLTA),
         source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
         versions="torch 2.11 to 2.13",
     ),
-    needs_compiler(
-        "flex_needs_compiler",
+    flex_needs_compiler=needs_compiler(
         "attention",
         lambda f: _flex(f) and f.on_cuda,
         _SDPA,
         "triton/runtime/build.py",
     ),
-    _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
-    _attention_rule(
-        id="flex_has_no_dropout",
+    flex_without_gpt2=_class_rule("FlexAttention", "flex_attn", _flex),
+    flex_has_no_dropout=_attention_rule(
         when=lambda f: _flex(f) and _dropout(f) > 0,
         why=lambda f: f"FlexAttention has no dropout. model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),

@@ -82,10 +82,9 @@ def _has_all_labels(facts: RuleInputs) -> bool:
     return not is_ragged(facts.config) or data.packing is not Packing.off
 
 
-def _known_head(rule: str, key: str) -> Rule:
+def _known_head(key: str) -> Rule:
     """Return the rule that a fused head needs a known transformation of the logits."""
     return Rule(
-        id=rule,
         key=f"kernels.{key}",
         when=lambda f: (
             getattr(f.config.kernels, key)
@@ -99,31 +98,27 @@ def _known_head(rule: str, key: str) -> Rule:
     )
 
 
-RULES = (
-    Rule(
-        id="cudagraphs_need_cuda",
+RULES = dict(
+    cudagraphs_need_cuda=Rule(
         key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.on_cpu,
         why=lambda f: f"CUDA graphs need an NVIDIA GPU. {f.device.name} is a CPU",
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
-    without_effect(
-        id="mode_is_inductors",
+    mode_is_inductors=without_effect(
         key="compile.mode",
         when=lambda f: not _inductor(f),
         why=lambda f: f"only inductor has modes. This run uses compile={f.config.compile.option}",
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
-    without_effect(
-        id="graph_modes_need_cuda",
+    graph_modes_need_cuda=without_effect(
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.on_cpu,
         why=lambda f: f"uses CUDA graphs, which need an NVIDIA GPU. {f.device.name} is a CPU",
         fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
-    Rule(
-        id="graphs_take_one_micro_batch",
+    graphs_take_one_micro_batch=Rule(
         key="compile",
         # Without batch.per_device there is no check: batch=auto checks each candidate.
         when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
@@ -138,8 +133,7 @@ RULES = (
         source=f"{_ISSUES}/169545",
         versions="torch 2.13",
     ),
-    Rule(
-        id="graphs_take_the_whole_model",
+    graphs_take_the_whole_model=Rule(
         key="compile.regional",
         when=lambda f: replays_graphs(f) and f.config.compile.regional,
         why=lambda f: (
@@ -149,73 +143,64 @@ RULES = (
         source=f"{_ISSUES}/152887",
         versions="torch 2.13",
     ),
-    without_effect(
-        id="regional_needs_compiler",
+    regional_needs_compiler=without_effect(
         key="compile.regional",
         when=lambda f: f.config.compile.option == "none",
         why="compile=none does not compile the model",
         fix=Fix("compile=inductor"),
         source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
     ),
-    Rule(
-        id="inductor_needs_volta",
+    inductor_needs_volta=Rule(
         key="compile",
         when=lambda f: _inductor(f) and older_than(f, VOLTA),
         why=needs_capability("Triton kernels need", VOLTA),
         source=_COMPILER,
     ),
-    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), _COMPILER),
-    without_effect(
-        id="fused_loss_needs_vocabulary",
+    inductor_needs_compiler=needs_compiler("compile", _inductor, Fix("compile=none"), _COMPILER),
+    fused_loss_needs_vocabulary=without_effect(
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: not f.config.task.per_token,
         why="sequence_classification has no vocabulary projection",
         fix=_without(FUSED),
         source="https://arxiv.org/abs/2410.10989, section 3.2",
     ),
-    _known_head("fused_loss_needs_known_head", FUSED),
-    without_effect(
-        id="sparse_prediction_needs_vocabulary",
+    fused_loss_needs_known_head=_known_head(FUSED),
+    sparse_prediction_needs_vocabulary=without_effect(
         key="kernels.sparse_prediction",
         when=lambda f: not f.config.task.per_token,
         why="sequence_classification predicts one label per sequence",
         fix=_without(SPARSE),
         source=_SPARSE_SOURCE,
     ),
-    without_benefit(
-        id="sparse_prediction_needs_missing_labels",
+    sparse_prediction_needs_missing_labels=without_benefit(
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _has_all_labels(f),
         why=lambda f: f"task={f.config.task.option} gives every position of this data a label",
         fix=_without(SPARSE),
         source=_SPARSE_SOURCE,
     ),
-    _known_head("sparse_prediction_needs_known_head", SPARSE),
-    Rule(
-        id="sparse_prediction_needs_whole_batches",
+    sparse_prediction_needs_known_head=_known_head(SPARSE),
+    sparse_prediction_needs_whole_batches=Rule(
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and f.distributed.option == "dp",
         why="distributed=dp splits the label positions, which index the entire batch",
         fix=_without(SPARSE),
         source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
     ),
-    Rule(
-        id="sparse_prediction_changes_shapes",
+    sparse_prediction_changes_shapes=Rule(
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and replays_graphs(f),
         why="the number of labels changes in each step. A CUDA graph needs fixed shapes",
         fix=_without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
-    Rule(
-        id="liger_needs_cuda",
+    liger_needs_cuda=Rule(
         key="kernels",
         when=lambda f: _liger(f) and f.on_cpu,
         why=lambda f: f"Liger's Triton kernels need a GPU. {capability_of(f)}",
         source=_LIGER_SOURCE,
     ),
-    Rule(
-        id="liger_needs_known_family",
+    liger_needs_known_family=Rule(
         key="kernels",
         when=lambda f: _liger(f) and f.model_family.is_known and not f.model_family.has_liger,
         why=lambda f: (
@@ -225,8 +210,7 @@ RULES = (
         source=_LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
-    needs_compiler(
-        "liger_needs_compiler",
+    liger_needs_compiler=needs_compiler(
         "kernels",
         lambda f: _liger(f) and f.on_cuda,
         Fix("kernels=none"),

@@ -84,9 +84,8 @@ def _names_no_classes(facts: RuleInputs) -> bool:
 
 _documented_rule = functools.partial(Rule, source="docs/how-to/data.md")
 
-RULES = (
-    unsafe(
-        id="bytes_on_checkpoint",
+RULES = dict(
+    bytes_on_checkpoint=unsafe(
         key="data.tokenizer",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
@@ -98,8 +97,7 @@ RULES = (
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
         source="embeddings belong to the tokenizer they were trained with",
     ),
-    Rule(
-        id="datasets_missing",
+    datasets_missing=Rule(
         key="data",
         # A plan needs it to count the samples.
         when=lambda f: (
@@ -110,8 +108,7 @@ RULES = (
         fix=Fix("data=python_source", remark='or: pip install "eke[data]"'),
         source="pyproject.toml",
     ),
-    Rule(
-        id="packing_needs_causal_decoder",
+    packing_needs_causal_decoder=Rule(
         key="data.packing",
         when=_cannot_pack,
         why=lambda f: (
@@ -122,29 +119,25 @@ RULES = (
         source="transformers' masking_utils.find_packed_sequence_indices",
         versions="transformers 5",
     ),
-    without_effect(
-        id="packing_needs_ragged",
+    packing_needs_ragged=without_effect(
         key="data.packing",
         when=lambda f: not _cannot_pack(f) and not is_ragged(f.config),
         why=lambda f: f"all samples have {f.data.seq_len} tokens and need no padding",
         source="eke.training.batches.tasks",
     ),
-    without_effect(
-        id="grouping_needs_ragged",
+    grouping_needs_ragged=without_effect(
         key="data.length_grouping",
         when=lambda f: not is_ragged(f.config),
         why="all samples have the same length",
         source="eke.training.batches.batches",
     ),
-    without_effect(
-        id="multiple_needs_padding",
+    multiple_needs_padding=without_effect(
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
         why=lambda f: f"all samples have {f.data.seq_len} tokens, a multiple of this value",
         source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     ),
-    Rule(
-        id="padded_fits_positions",
+    padded_fits_positions=Rule(
         key="data.pad_to_multiple_of",
         when=lambda f: f.data.seq_len <= (max_positions(f) or 0) < _padded_len(f),
         why=lambda f: (
@@ -153,8 +146,7 @@ RULES = (
         ),
         source="the table of learned positions has a fixed number of rows",
     ),
-    Rule(
-        id="padding_needs_eps",
+    padding_needs_eps=Rule(
         key="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
@@ -165,8 +157,7 @@ RULES = (
         source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
         versions="transformers 5",
     ),
-    _documented_rule(
-        id="prompt_needs_response",
+    prompt_needs_response=_documented_rule(
         key="data.prompt",
         when=lambda f: (rows := _rows(f)) and (rows.prompt is None) is not (rows.response is None),
         why="data.prompt and data.response must both be set or both be null",
@@ -176,8 +167,7 @@ RULES = (
             else "data.prompt=prompt"
         ),
     ),
-    _documented_rule(
-        id="seq2seq_needs_pairs",
+    seq2seq_needs_pairs=_documented_rule(
         key="data.prompt",
         when=lambda f: (
             (rows := _rows(f))
@@ -188,24 +178,21 @@ RULES = (
         why="task=seq2seq_lm needs a source column and a target column",
         fix=Fix("data.prompt=prompt", "data.response=response"),
     ),
-    without_effect(
-        id="pairs_need_a_task",
+    pairs_need_a_task=without_effect(
         key="data.prompt",
         when=lambda f: f.config.task.option not in ("causal_lm", "seq2seq_lm"),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
-    if_changed(
-        id="pair_needs_classifier",
+    pair_needs_classifier=if_changed(
         key="data.text_pair",
         when=lambda f: f.config.task.option != "sequence_classification",
         why=lambda f: f"task={f.config.task.option} reads one text per sample",
         fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
         source="docs/how-to/data.md",
     ),
-    Rule(
-        id="outputs_suit_problem",
+    outputs_suit_problem=Rule(
         key="task.num_labels",
         when=lambda f: (
             (f.config.task.num_labels == 1) is not (f.config.task.problem is ProblemType.regression)
@@ -216,30 +203,26 @@ RULES = (
         ),
         source="transformers' loss for num_labels = 1",
     ),
-    _documented_rule(
-        id="labels_name_classes",
+    labels_name_classes=_documented_rule(
         key="task.labels",
         when=_names_no_classes,
         why="needs unique class names (at most task.num_labels) and data with rows",
         fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
     ),
-    if_changed(
-        id="problem_needs_labels",
+    problem_needs_labels=if_changed(
         key="task.problem",
         when=lambda f: isinstance(f.data, PythonSource | Text),
         why="the label of a text is its folder. Each text has one",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
         source="docs/how-to/data.md",
     ),
-    _documented_rule(
-        id="chat_is_causal",
+    chat_is_causal=_documented_rule(
         key="task",
         when=lambda f: isinstance(f.data, Conversations) and f.config.task.option != "causal_lm",
         why="conversations need task=causal_lm",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
     ),
-    Rule(
-        id="chat_needs_a_tokenizer",
+    chat_needs_a_tokenizer=Rule(
         key="data.tokenizer",
         when=lambda f: isinstance(f.data, Conversations) and tokenizer_of(f.data) == BYTES,
         value=lambda f: tokenizer_of(f.data),
@@ -247,8 +230,7 @@ RULES = (
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
         source="https://huggingface.co/docs/transformers/chat_templating",
     ),
-    if_changed(
-        id="stream_has_no_lengths",
+    stream_has_no_lengths=if_changed(
         key="data.streaming",
         when=lambda f: (
             isinstance(f.data, Rows)  # the sources of a mix are checked one by one
@@ -258,24 +240,21 @@ RULES = (
         fix=Fix("data.packing=off", "data.length_grouping=false"),
         source="eke.training.batches.stream",
     ),
-    without_effect(
-        id="shuffle_buffer_needs_stream",
+    shuffle_buffer_needs_stream=without_effect(
         key="data.shuffle_buffer",
         when=lambda f: not f.data.is_stream,
         why="needs data.streaming=true. Other data is shuffled completely",
         fix=Fix("data.streaming=true"),
         source="eke.training.batches.stream",
     ),
-    Rule(
-        id="stream_needs_steps",
+    stream_needs_steps=Rule(
         key="train.epochs",
         when=lambda f: f.data.is_stream and f.config.train.epochs and not f.data.num_samples,
         why="the rows of a stream are not counted. An epoch has no known length",
         fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
         source="eke.training.batches.stream",
     ),
-    Rule(
-        id="synthetic_ids_fit",
+    synthetic_ids_fit=Rule(
         key="data.min_token",
         when=lambda f: (
             (d := _synthetic(f)) and d.min_token >= min(d.max_token, f.config.model.vocab_size)
@@ -286,15 +265,13 @@ RULES = (
         fix=Fix(f"data.min_token={NUM_SPECIAL_TOKENS}", "data.max_token=30000"),
         source="eke.training.batches.sampler",
     ),
-    Rule(
-        id="synthetic_ids_not_special",
+    synthetic_ids_not_special=Rule(
         key="data.min_token",
         when=lambda f: (d := _synthetic(f)) and d.min_token < NUM_SPECIAL_TOKENS,
         why=f"ids below {NUM_SPECIAL_TOKENS} are special tokens such as padding",
         source="eke.common.text",
     ),
-    Rule(
-        id="min_len_within_seq_len",
+    min_len_within_seq_len=Rule(
         key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) and d.lengths is not Lengths.fixed and (d.min_len or 0) > d.seq_len
@@ -303,24 +280,21 @@ RULES = (
         fix=lambda f: Fix(f"data.min_len={f.data.seq_len}"),
         source="eke.data.sources.packing",
     ),
-    without_effect(
-        id="min_len_needs_ragged",
+    min_len_needs_ragged=without_effect(
         key="data.min_len",
         when=lambda f: (d := _synthetic(f)) and d.lengths is Lengths.fixed,
         why="with data.lengths=fixed all samples have data.seq_len tokens",
         fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
     ),
-    without_effect(
-        id="median_needs_lognormal",
+    median_needs_lognormal=without_effect(
         key="data.median_len",
         when=lambda f: (d := _synthetic(f)) and d.lengths is not Lengths.lognormal,
         why="needs data.lengths=lognormal",
         fix=Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",
     ),
-    Rule(
-        id="lengths_are_counted",
+    lengths_are_counted=Rule(
         key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.data.num_samples or f.data.num_eval_samples,

@@ -134,31 +134,27 @@ def _stage(facts: RuleInputs) -> Fix:
 
 _deepspeed_rule = functools.partial(Rule, versions=_VERSION)
 
-RULES = (
-    _deepspeed_rule(
-        id="zero_needs_elementwise_optimizer",
+RULES = dict(
+    zero_needs_elementwise_optimizer=_deepspeed_rule(
         key="optimizer",
         when=lambda f: _is_zero(f) and f.optimizer.fails_on_zero,
         why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_zero}",
         source="arXiv:1910.02054, section 5, and notes/deepspeed.md",
     ),
-    _deepspeed_rule(
-        id="zero_keeps_masters",
+    zero_keeps_masters=_deepspeed_rule(
         key="precision.master",
         when=lambda f: _is_zero(f) and stores_bf16(f) and f.config.precision.master is AutoBool.off,
         why=lambda f: f"distributed={f.distributed.option} always keeps float32 copies of weights",
         source="notes/deepspeed.md",
     ),
-    _deepspeed_rule(
-        id="zero_rounds_adapters",
+    zero_rounds_adapters=_deepspeed_rule(
         key="precision.weights",
         when=lambda f: _is_zero(f) and stores_bf16(f) and f.config.peft.option != "none",
         why="DeepSpeed would round adapters to bfloat16. All other strategies keep float32",
         fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
     ),
-    Rule(
-        id="zero3_recomputes_frozen_weights",
+    zero3_recomputes_frozen_weights=Rule(
         key="memory.checkpointing",
         when=_loses_frozen_weights,
         why=lambda f: (
@@ -171,15 +167,13 @@ RULES = (
         source="https://github.com/huggingface/transformers/issues/47254",
         versions="deepspeed before 0.19.3",
     ),
-    _deepspeed_rule(
-        id="zero_with_compile",
+    zero_with_compile=_deepspeed_rule(
         key="compile",
         when=lambda f: _is_zero(f) and f.config.compile.option != "none",
         why="DeepSpeed's engine would run the uncompiled model",
         source="notes/deepspeed.md",
     ),
-    without_benefit(
-        id="zero_of_one",
+    zero_of_one=without_benefit(
         key="distributed",
         when=lambda f: (
             _is_zero(f) and f.distributed.num_processes == 1 and not f.config.offload.is_on
@@ -189,8 +183,7 @@ RULES = (
         fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
         source="arXiv:1910.02054, section 5",
     ),
-    without_benefit(
-        id="deepspeed_not_needed",
+    deepspeed_not_needed=without_benefit(
         key="distributed",
         when=lambda f: (
             _is_zero(f) and f.on_cuda and _unsharded(f) < _ROOMY_FRAC * (f.device.memory_bytes or 0)
@@ -206,8 +199,7 @@ RULES = (
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
         sized=True,
     ),
-    Rule(
-        id="zero_knows_no_embeddings",
+    zero_knows_no_embeddings=Rule(
         verdict=Severity.no_effect,
         key="optimizer.embeddings_32bit",
         when=lambda f: (
@@ -220,16 +212,14 @@ RULES = (
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=_VERSION,
     ),
-    without_effect(
-        id="ds_config_without_zero",
+    ds_config_without_zero=without_effect(
         key="distributed.deepspeed_config",
         when=lambda f: not _is_zero(f),
         why=lambda f: f"distributed={f.distributed.option} does not use DeepSpeed",
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
-    _deepspeed_rule(
-        id="cpu_adam_needs_compiler",
+    cpu_adam_needs_compiler=_deepspeed_rule(
         key="optimizer",
         # In a plan the implementation is DeepSpeed's AdamW for the host.
         when=lambda f: (
@@ -243,16 +233,14 @@ RULES = (
         fix=Fix("optimizer.implementation=fused", remark="torch's own, or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
     ),
-    Rule(
-        id="offload_needs_zero",
+    offload_needs_zero=Rule(
         key="offload",
         when=lambda f: f.config.offload.is_on and not _is_zero(f),
         why=lambda f: f"needs DeepSpeed. distributed={f.distributed.option} does not use it",
         fix=_stage,
         source=_OFFLOAD_DOCS,
     ),
-    _deepspeed_rule(
-        id="offload_needs_zero3",
+    offload_needs_zero3=_deepspeed_rule(
         key="offload",
         when=lambda f: (
             f.distributed.option in ("zero1", "zero2")
@@ -265,15 +253,13 @@ RULES = (
         fix=Fix("distributed=zero3"),
         source=_OFFLOAD_DOCS,
     ),
-    without_effect(
-        id="offload_on_cpu",
+    offload_on_cpu=without_effect(
         key="offload",
         when=lambda f: _is_zero(f) and f.on_cpu and f.config.offload.option != "nvme",
         why="the device is the CPU. Its memory is host memory",
         source="arXiv:2101.06840",
     ),
-    _deepspeed_rule(
-        id="nvme_holds_plain_state",
+    nvme_holds_plain_state=_deepspeed_rule(
         key="offload",
         when=lambda f: (
             _offload(f)
@@ -287,8 +273,7 @@ RULES = (
         fix=_next_best,
         source="tests/equivalence/test_nvme.py",
     ),
-    _deepspeed_rule(
-        id="nvme_weights_stay_in_memory",
+    nvme_weights_stay_in_memory=_deepspeed_rule(
         key="offload.weights",
         when=lambda f: (offload := _offload(f)) and offload.weights is WeightsPlace.disk,
         why="with some models DeepSpeed fails in the first step after an evaluation "
@@ -296,8 +281,7 @@ RULES = (
         fix=Fix("offload.weights=host"),
         source="tests/equivalence/test_nvme.py",
     ),
-    Rule(
-        id="nvme_folder_writable",
+    nvme_folder_writable=Rule(
         key="offload.path",
         when=lambda f: (
             _is_local(f) and not (_folder(f).is_dir() and os.access(_folder(f), os.W_OK | os.X_OK))
@@ -306,16 +290,14 @@ RULES = (
         fix=Fix("offload.path=FOLDER", remark="on a local disk"),
         source="https://www.deepspeed.ai/docs/config-json/#asynchronous-io",
     ),
-    Rule(
-        id="nvme_folder_is_a_disk",
+    nvme_folder_is_a_disk=Rule(
         key="offload.path",
         when=lambda f: _is_local(f) and _kind(f) in ("tmpfs", "ramfs"),
         why=lambda f: f"is in a {_kind(f)}, which is host memory",
         fix=_next_best,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
     ),
-    without_benefit(
-        id="nvme_folder_is_local",
+    nvme_folder_is_local=without_benefit(
         key="offload.path",
         when=lambda f: _is_local(f) and _kind(f) in _REMOTE,
         why=lambda f: (
@@ -326,8 +308,7 @@ RULES = (
         source="arXiv:2104.07857, section 5.2",
         sized=True,
     ),
-    _deepspeed_rule(
-        id="nvme_has_space",
+    nvme_has_space=_deepspeed_rule(
         key="offload.path",
         when=lambda f: _is_local(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
         why=lambda f: (
@@ -338,8 +319,7 @@ RULES = (
         source="models/sizes/state.py",
         sized=True,
     ),
-    without_effect(
-        id="nvme_state_is_large",
+    nvme_state_is_large=without_effect(
         key="offload",
         when=lambda f: _offload(f) and _files(f).files == 0,
         why="no tensor reaches the minimum size for disk (1 MiB, or offload.block_bytes)",
@@ -348,8 +328,7 @@ RULES = (
         versions=_VERSION,
         sized=True,
     ),
-    _deepspeed_rule(
-        id="nvme_buffers_are_locked",
+    nvme_buffers_are_locked=_deepspeed_rule(
         key="offload.piece_numbers",
         when=lambda f: (
             _is_local(f) and (limit := _lockable_bytes()) is not None and _files(f).pinned > limit
@@ -362,8 +341,7 @@ RULES = (
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
         sized=True,
     ),
-    _deepspeed_rule(
-        id="nvme_needs_libaio",
+    nvme_needs_libaio=_deepspeed_rule(
         key="offload",
         when=lambda f: _is_local(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
         why="DeepSpeed compiles async_io at first use. libaio.h or a C++ compiler is missing",

@@ -46,7 +46,6 @@ def _usable_gpus(facts: RuleInputs) -> int:
 
 def _of_one(option: str, why: str, source: str) -> Rule:
     return without_effect(
-        id=f"{option}_of_one",
         key="distributed",
         when=lambda f: f.distributed.option == option and f.distributed.num_processes == 1,
         why=why,
@@ -54,9 +53,8 @@ def _of_one(option: str, why: str, source: str) -> Rule:
     )
 
 
-RULES = (
-    Rule(
-        id="dp_needs_two_gpus",
+RULES = dict(
+    dp_needs_two_gpus=Rule(
         key="distributed",
         when=lambda f: f.config.ranks.is_dp and (not f.on_cuda or _usable_gpus(f) < 2),
         why=lambda f: (
@@ -66,24 +64,21 @@ RULES = (
         fix=lambda f: Fix("distributed=none" if f.on_cuda else "distributed=ddp"),
         source=_DP_DOCS,
     ),
-    Rule(
-        id="dp_splits_rows",
+    dp_splits_rows=Rule(
         key="data.packing",
         when=lambda f: f.config.ranks.is_dp and f.data.packing is Packing.padding_free,
         why="DataParallel splits the rows of a micro-batch. This one has a single row",
         fix=Fix("distributed=ddp"),
         source=_DP_DOCS,
     ),
-    Rule(
-        id="dp_is_not_compiled",
+    dp_is_not_compiled=Rule(
         key="compile",
         when=lambda f: f.config.ranks.is_dp and f.config.compile.option != "none",
         why="DataParallel copies the module in each forward pass, which discards compiled code",
         fix=Fix("compile=none", remark="or: distributed=ddp"),
         source=_DP_DOCS,
     ),
-    Rule(
-        id="one_process_without_strategy",
+    one_process_without_strategy=Rule(
         key="distributed.num_processes",
         when=lambda f: f.distributed.option == "none" and f.distributed.num_processes > 1,
         why="distributed=none trains in one process",
@@ -92,18 +87,16 @@ RULES = (
         ),
         source="notes/ranks.md",
     ),
-    _of_one("ddp", "one process has no gradients to exchange", "arXiv:2006.15704"),
-    _of_one("fsdp", "one process has nothing to shard", _FSDP_DOCS),
-    Rule(
-        id="replicas_share_evenly",
+    ddp_of_one=_of_one("ddp", "one process has no gradients to exchange", "arXiv:2006.15704"),
+    fsdp_of_one=_of_one("fsdp", "one process has nothing to shard", _FSDP_DOCS),
+    replicas_share_evenly=Rule(
         key="distributed.replicas",
         when=lambda f: getattr(f.distributed, "replicas", 1) != _replicas(f),
         why="must divide the processes into equal groups of two or more",
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
         source=_FSDP_DOCS,
     ),
-    Rule(
-        id="fsdp_needs_elementwise_optimizer",
+    fsdp_needs_elementwise_optimizer=Rule(
         key="optimizer",
         when=lambda f: _is_cut(f) and f.optimizer.fails_on_fsdp,
         why=lambda f: f"distributed=fsdp shards every tensor: {f.optimizer.fails_on_fsdp}",
@@ -111,16 +104,14 @@ RULES = (
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
         versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
     ),
-    Rule(
-        id="fsdp_keeps_its_activations",
+    fsdp_keeps_its_activations=Rule(
         key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         why="distributed=fsdp would offload each layer's gathered weights as activations",
         source=_FSDP_DOCS,
         versions="torch 2.13",
     ),
-    without_effect(
-        id="checkpoint_async_needs_parts",
+    checkpoint_async_needs_parts=without_effect(
         key="train.checkpoint_async",
         when=lambda f: (
             f.config.train.checkpoint_async is True
@@ -129,8 +120,7 @@ RULES = (
         why="needs sharded training. One process writes the checkpoints of this run",
         source="src/eke/training/loop/saving.py",
     ),
-    without_effect(
-        id="p2p_needs_gpus",
+    p2p_needs_gpus=without_effect(
         key="distributed.p2p",
         when=lambda f: not f.on_cuda or f.distributed.processes_per_node < 2,
         why=lambda f: (
@@ -139,16 +129,14 @@ RULES = (
         ),
         source=_NCCL_DOCS,
     ),
-    unsafe(
-        id="more_processes_than_cores",
+    more_processes_than_cores=unsafe(
         key="distributed.num_processes",
         when=lambda f: f.on_cpu and f.distributed.processes_per_node > usable_cores(),
         why=lambda f: f"more processes than the {usable_cores()} available cores",
         fix=lambda f: Fix(f"distributed.num_processes={usable_cores() * f.distributed.num_nodes}"),
         source="a process computes on at least one core",
     ),
-    Rule(
-        id="more_processes_than_devices",
+    more_processes_than_devices=Rule(
         key="distributed.num_processes",
         when=lambda f: (
             f.distributed.option != "none"
@@ -162,24 +150,21 @@ RULES = (
         fix=lambda f: Fix(f"distributed.num_processes={f.device.count * f.distributed.num_nodes}"),
         source="src/eke/training/distributed/ranks.py",
     ),
-    Rule(
-        id="nodes_without_strategy",
+    nodes_without_strategy=Rule(
         key="distributed.num_nodes",
         when=lambda f: f.distributed.num_nodes > 1 and f.distributed.option in ("none", "dp"),
         why=lambda f: f"distributed={f.distributed.option} trains in one process",
         fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
         source="notes/ranks.md",
     ),
-    Rule(
-        id="nodes_share_unevenly",
+    nodes_share_unevenly=Rule(
         key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.distributed.num_processes,
         why=lambda f: f"is not a multiple of distributed.num_nodes = {f.distributed.num_nodes}",
         fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
         source="src/eke/launch/processes/multi_node.py",
     ),
-    Rule(
-        id="nodes_not_at_hand",
+    nodes_not_at_hand=Rule(
         key="distributed.num_nodes",
         when=lambda f: not f.planning and f.distributed.num_nodes > f.num_nodes,
         why="this command starts processes only on this machine",

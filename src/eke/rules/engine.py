@@ -21,16 +21,14 @@ def _takes_no_steps(facts: RuleInputs) -> str:
     return "memory.optimizer_in_backward=true" if config.memory.optimizer_in_backward else ""
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        id="trainer_takes_plain_steps",
+RULES = dict(
+    trainer_takes_plain_steps=Rule(
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and _takes_no_steps(f),
         why=lambda f: f"conflicts with {_takes_no_steps(f)}, which replaces Trainer's steps",
         source="src/eke/training/loop/trainer_engine.py",
     ),
-    without_effect(
-        id="extra_needs_trainer",
+    extra_needs_trainer=without_effect(
         key="trainer.extra",
         when=lambda f: f.config.trainer.extra and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),

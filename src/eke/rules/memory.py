@@ -72,17 +72,15 @@ def _one_process(facts: RuleInputs) -> Fix:
 
 _in_backward_rule = functools.partial(if_changed, key="memory.optimizer_in_backward")
 
-RULES = (
-    without_effect(
-        id="every_n_needs_checkpointing",
+RULES = dict(
+    every_n_needs_checkpointing=without_effect(
         key="memory.every_n",
         when=lambda f: f.config.memory.checkpointing is Checkpointing.off,
         why="has no effect: no layer is recomputed (memory.checkpointing is off)",
         fix=Fix("memory.checkpointing=full"),
         source="arXiv:1604.06174",
     ),
-    Rule(
-        id="selective_is_written_over",
+    selective_is_written_over=Rule(
         key="memory.checkpointing",
         when=_rotates_what_is_kept,
         why="kernels=liger overwrites the queries and keys that selective checkpointing keeps. "
@@ -91,44 +89,38 @@ RULES = (
         source="liger_kernel/ops/rope.py, rope_forward: contiguous() returns the same tensor",
         versions="liger-kernel 0.8.5",
     ),
-    without_effect(
-        id="offload_needs_gpu",
+    offload_needs_gpu=without_effect(
         key="memory.activation_offload",
         when=lambda f: f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. Activations are already in host memory",
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
-    without_effect(
-        id="empty_cache_needs_gpu",
+    empty_cache_needs_gpu=without_effect(
         key="memory.empty_cache_every",
         when=lambda f: f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU. PyTorch caches no memory for it",
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
     ),
-    Rule(
-        id="in_backward_cannot_clip",
+    in_backward_cannot_clip=Rule(
         key="train.max_grad_norm",
         when=lambda f: f.config.memory.optimizer_in_backward and f.config.train.max_grad_norm,
         why="clipping needs all gradients. memory.optimizer_in_backward frees each one at once",
         fix=Fix("train.max_grad_norm=null"),
         source=_LOMO,
     ),
-    _in_backward_rule(
-        id="in_backward_cannot_accumulate",
+    in_backward_cannot_accumulate=_in_backward_rule(
         when=accumulates,
         why="each gradient is used and freed immediately and cannot be accumulated",
         fix=_one_micro_batch,
         source=_LOMO,
     ),
-    _in_backward_rule(
-        id="in_backward_cannot_scale",
+    in_backward_cannot_scale=_in_backward_rule(
         when=lambda f: f.config.precision.compute is Compute.float16,
         why="float16 loss scaling skips a step on overflow, which needs all gradients",
         fix=_without_scaling,
         source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
     ),
-    _in_backward_rule(
-        id="in_backward_without_copies",
+    in_backward_without_copies=_in_backward_rule(
         when=lambda f: (found := decide_formats(f.config)).master or found.copies,
         why=lambda f: (
             "precision.master=on updates all weights after the backward pass"
@@ -140,8 +132,7 @@ RULES = (
         ),
         source=_LOMO,
     ),
-    _in_backward_rule(
-        id="in_backward_is_one_process",
+    in_backward_is_one_process=_in_backward_rule(
         when=lambda f: (
             f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp")
         ),
@@ -149,15 +140,13 @@ RULES = (
         fix=_one_process,
         source="arXiv:2006.15704, section 3.2",
     ),
-    _in_backward_rule(
-        id="in_backward_needs_other_optimizer",
+    in_backward_needs_other_optimizer=_in_backward_rule(
         when=lambda f: f.optimizer.fails_in_backward,
         why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),
-    without_effect(
-        id="in_backward_needs_parts",
+    in_backward_needs_parts=without_effect(
         key="memory.optimizer_in_backward",
         when=lambda f: f.config.compile.option in _PARTITIONED and not f.config.compile.regional,
         why=lambda f: f"compile={f.config.compile.option} returns all gradients in one call",

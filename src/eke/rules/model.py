@@ -85,7 +85,6 @@ def _aligned(key: str) -> Rule:
         return int(getattr(facts.config.model, key))
 
     return Rule(
-        id=f"experts_{key}_is_aligned",
         key=f"model.{key}",
         when=lambda f: f.model_family.is_moe and width(f) % unit(f) != 0,
         why=lambda f: f"must be a multiple of {unit(f)} for the experts' matrix product",
@@ -115,9 +114,8 @@ _STRETCHED_FROM = 8192
 _ROTARY = "Su et al. 2021, arXiv:2104.09864"
 _HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
-RULES = (
-    Rule(
-        id="router_loss_needs_router",
+RULES = dict(
+    router_loss_needs_router=Rule(
         key="task.router_loss",
         when=lambda f: (
             f.config.task.router_loss not in ("auto", "off") and router_loss(f.config) is None
@@ -125,8 +123,7 @@ RULES = (
         why="this model has no router loss. Allowed: auto, off",
         source="the forward pass of the class of model and task",
     ),
-    Rule(
-        id="task_needs_other_model",
+    task_needs_other_model=Rule(
         key="task",
         when=lambda f: f.config.task.option not in f.model_family.tasks,
         why=lambda f: (
@@ -139,8 +136,7 @@ RULES = (
         ),
         source=_HF_MODELS,
     ),
-    Rule(
-        id="heads_divide_width",
+    heads_divide_width=Rule(
         key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
@@ -153,16 +149,14 @@ RULES = (
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, and LlamaConfig",
         versions="transformers >= 5 (with head_dim set)",
     ),
-    Rule(
-        id="key_value_heads_divide_heads",
+    key_value_heads_divide_heads=Rule(
         key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) and _heads(f) % k != 0,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
         fix=lambda f: _next_divisor("num_key_value_heads", _heads(f), _key_value_heads(f) or 1),
         source="Ainslie et al. 2023, arXiv:2305.13245",
     ),
-    Rule(
-        id="rotary_width_is_even",
+    rotary_width_is_even=Rule(
         key="model.hidden_size",
         when=lambda f: (
             _rotary_width(f) % 2 != 0
@@ -175,26 +169,23 @@ RULES = (
         fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
         source=_ROTARY,
     ),
-    Rule(
-        id="rotary_head_dim_is_even",
+    rotary_head_dim_is_even=Rule(
         key="model.head_dim",
         when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
         why="rotary positions need an even head width",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=_ROTARY,
     ),
-    Rule(
-        id="experts_for_each_token",
+    experts_for_each_token=Rule(
         key="model.num_experts_per_tok",
         when=lambda f: _experts(f)[0] > _experts(f)[1],
         why=lambda f: f"exceeds model.num_local_experts = {_experts(f)[1]}",
         fix=lambda f: Fix(f"model.num_experts_per_tok={_experts(f)[1]}"),
         source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
     ),
-    _aligned("hidden_size"),
-    _aligned("intermediate_size"),
-    without_benefit(
-        id="stretching_needs_long_positions",
+    experts_hidden_size_is_aligned=_aligned("hidden_size"),
+    experts_intermediate_size_is_aligned=_aligned("intermediate_size"),
+    stretching_needs_long_positions=without_benefit(
         key="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -207,16 +198,14 @@ RULES = (
         ),
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
     ),
-    Rule(
-        id="dropout_is_known",
+    dropout_is_known=Rule(
         key="model.dropout",
         when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
         why=lambda f: f"must be a number. model={f.config.model.option} has no checkpoint value",
         fix=Fix("model.dropout=0.1"),
         source="docs/how-to/models.md",
     ),
-    Rule(
-        id="sequence_fits_positions",
+    sequence_fits_positions=Rule(
         key="data.seq_len",
         when=lambda f: (m := max_positions(f)) and _longest(f) > m,
         value=lambda f: (
@@ -231,8 +220,7 @@ RULES = (
         fix=_length_fix,
         source=_HF_MODELS,
     ),
-    Rule(
-        id="vocabulary_holds_bytes",
+    vocabulary_holds_bytes=Rule(
         key="model.vocab_size",
         when=lambda f: (
             tokenizer_of(f.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
@@ -241,8 +229,7 @@ RULES = (
         fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),
         source="eke.common.text",
     ),
-    Rule(
-        id="adapters_freeze_everything",
+    adapters_freeze_everything=Rule(
         key="model.freeze",
         when=lambda f: f.config.model.freeze and isinstance(f.config.peft, Adapters),
         why=lambda f: (
@@ -252,16 +239,14 @@ RULES = (
         fix=Fix("model.freeze=[]"),
         source="https://huggingface.co/docs/peft",
     ),
-    if_changed(
-        id="t5_is_always_tied",
+    t5_is_always_tied=if_changed(
         key="model.tie_word_embeddings",
         when=lambda f: isinstance(f.config.model, T5Model),
         why="transformers always ties T5's embeddings. false only removes the scaling of logits",
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
-    unsafe(
-        id="untied_bert_has_dead_bias",
+    untied_bert_has_dead_bias=unsafe(
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, BertModel)
@@ -275,8 +260,7 @@ RULES = (
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
-    without_effect(
-        id="tied_embeddings_need_head",
+    tied_embeddings_need_head=without_effect(
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)

@@ -50,9 +50,8 @@ def _trains_no_matrix(facts: RuleInputs) -> bool:
     return facts.model_family.is_known and not found
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        id="muon_needs_matrices",
+RULES = dict(
+    muon_needs_matrices=Rule(
         key="optimizer",
         when=lambda f: (
             f.optimizer.needs_matrices and (f.config.peft.option == "ia3" or _trains_no_matrix(f))
@@ -64,16 +63,14 @@ RULES: tuple[Rule, ...] = (
         sized=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
-    without_effect(
-        id="implementation_is_adamws",
+    implementation_is_adamws=without_effect(
         key="optimizer.implementation",
         when=lambda f: option_of(f.config.optimizer) == f.config.optimizer.option,
         why=lambda f: f"optimizer={f.config.optimizer.option} has one implementation",
         fix=Fix("optimizer.implementation=auto", remark="or optimizer=adamw, which has several"),
         source="eke.models.sizes.option_of",
     ),
-    Rule(
-        id="apex_needs_cuda",
+    apex_needs_cuda=Rule(
         key="optimizer",
         when=lambda f: f.optimizer.cuda_only and f.on_cpu,
         value=lambda f: option_of(f.config.optimizer),
@@ -85,8 +82,7 @@ RULES: tuple[Rule, ...] = (
         ),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
-    needs_compiler(
-        "torchao_needs_compiler",
+    torchao_needs_compiler=needs_compiler(
         "optimizer",
         lambda f: f.optimizer.compiles,
         Fix("optimizer=adamw_8bit"),
@@ -94,8 +90,7 @@ RULES: tuple[Rule, ...] = (
         versions="torchao 0.18",
         use=lambda f: f"{_library(f)} compiles its step. ",
     ),
-    Rule(
-        id="torchao_needs_volta",
+    torchao_needs_volta=Rule(
         key="optimizer",
         when=lambda f: f.optimizer.compiles and older_than(f, VOLTA),
         why=lambda f: (
@@ -105,8 +100,7 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("optimizer=adamw_8bit"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     ),
-    without_effect(
-        id="paging_needs_cuda",
+    paging_needs_cuda=without_effect(
         key="optimizer",
         when=lambda f: f.optimizer.pages and f.on_cpu,
         why="paging moves state between a GPU and its host. This run uses a CPU",
@@ -114,8 +108,7 @@ RULES: tuple[Rule, ...] = (
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
         versions="bitsandbytes 0.50",
     ),
-    without_effect(
-        id="rounding_needs_bf16_weights",
+    rounding_needs_bf16_weights=without_effect(
         key="optimizer",
         when=lambda f: (
             f.optimizer.stochastic_rounding and f.config.precision.weights is not Weights.bfloat16
@@ -124,8 +117,7 @@ RULES: tuple[Rule, ...] = (
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
     ),
-    unsafe(
-        id="schedule_free_has_no_schedule",
+    schedule_free_has_no_schedule=unsafe(
         key="schedule",
         when=lambda f: f.optimizer.averages and f.config.schedule.option != "constant",
         why=lambda f: (
@@ -135,8 +127,7 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("schedule=constant"),
         source="arXiv:2405.15682",
     ),
-    without_effect(
-        id="all_tensors_are_too_small_for_8_bits",
+    all_tensors_are_too_small_for_8_bits=without_effect(
         key="optimizer",
         when=lambda f: (
             f.optimizer.quantises
@@ -152,8 +143,7 @@ RULES: tuple[Rule, ...] = (
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
     ),
-    Rule(
-        id="rank_saves_nothing",
+    rank_saves_nothing=Rule(
         verdict=Severity.no_effect,
         key="optimizer.rank",
         when=lambda f: f.optimizer.projects and projection_rank(f.config) >= _rank_limit(f),

@@ -45,9 +45,8 @@ def _expert_bytes(facts: RuleInputs) -> int:
     return each * one * model.num_local_experts * model.num_hidden_layers
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        id="adapted_layers_exist",
+RULES = dict(
+    adapted_layers_exist=Rule(
         key="peft.target_modules",
         when=_unmatched,
         value=_unmatched,
@@ -62,8 +61,7 @@ RULES: tuple[Rule, ...] = (
         source="https://huggingface.co/docs/peft",
         sized=True,
     ),
-    unsafe(
-        id="adapters_on_random_weights",
+    adapters_on_random_weights=unsafe(
         key="peft",
         when=lambda f: _adapters(f) and not isinstance(f.config.model, PretrainedModel),
         why=lambda f: (
@@ -77,8 +75,7 @@ RULES: tuple[Rule, ...] = (
         ),
         source="Hu et al. 2021, arXiv:2106.09685, section 4.1: updates of pretrained weights",
     ),
-    unsafe(
-        id="adapter_rank_saves_nothing",
+    adapter_rank_saves_nothing=unsafe(
         key="peft.r",
         when=lambda f: (lora := _lora(f)) and 0 < f.config.model.hidden_size <= 2 * lora.r,
         why=lambda f: (
@@ -88,29 +85,25 @@ RULES: tuple[Rule, ...] = (
         fix=lambda f: Fix(f"peft.r={max(1, f.config.model.hidden_size // 8)}"),
         source="arXiv:2106.09685, section 4.1",
     ),
-    without_effect(
-        id="rslora_needs_rank",
+    rslora_needs_rank=without_effect(
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) and lora.r == 1,
         why="divides by the square root of peft.r, which is 1",
         source="arXiv:2312.03732",
     ),
-    without_effect(
-        id="adapters_are_fused",
+    adapters_are_fused=without_effect(
         key="peft.fused",
         when=lambda f: why_not_fused(f.config),
         why=lambda f: f"PEFT's own forward pass is used with {why_not_fused(f.config)}",
         source="eke.training.model.fused_adapters",
     ),
-    without_effect(
-        id="adapted_layers_have_biases",
+    adapted_layers_have_biases=without_effect(
         key="peft.bias",
         when=lambda f: not f.model_family.has_biases,
         why=lambda f: f"the linear layers of {f.model_family.name} have no biases",
         source="eke.models.families",
     ),
-    Rule(
-        id="biases_of_four_bit_layers",
+    biases_of_four_bit_layers=Rule(
         key="peft.bias",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
@@ -124,8 +117,7 @@ RULES: tuple[Rule, ...] = (
         source="measured: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),
-    unsafe(
-        id="four_bit_experts_are_kept",
+    four_bit_experts_are_kept=unsafe(
         key="peft",
         when=lambda f: (
             (isinstance(f.config.peft, QLora) or getattr(f.config.peft, "experts", False))

@@ -150,7 +150,6 @@ def _round_up(size: int, unit: int) -> int:
 def _model_rule(key: str, what: str) -> Rule:
     """Return the rule for a side of the weights. The sides of checkpoints are fixed."""
     return without_benefit(
-        id=f"tensor_cores_like_{key}",
         key=f"model.{key}",
         when=lambda f: (
             not isinstance(f.config.model, PretrainedModel)
@@ -184,9 +183,8 @@ def _batch_fix(facts: RuleInputs) -> Fix:
     return Fix(f"batch.per_device={good}")
 
 
-RULES = (
-    Rule(
-        id="tf32_needs_ampere",
+RULES = dict(
+    tf32_needs_ampere=Rule(
         key="precision",
         when=lambda f: (
             f.config.precision.tf32 is AutoBool.on and (f.on_cpu or older_than(f, AMPERE))
@@ -195,8 +193,7 @@ RULES = (
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere",
     ),
-    Rule(
-        id="bf16_needs_ampere",
+    bf16_needs_ampere=Rule(
         key="precision",
         when=lambda f: (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
@@ -210,16 +207,14 @@ RULES = (
         ),
         source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
     ),
-    Rule(
-        id="narrow_weights_need_their_compute",
+    narrow_weights_need_their_compute=Rule(
         key="precision.compute",
         when=lambda f: stores_bf16(f) and f.config.precision.compute is not Compute.bfloat16,
         why=f"precision.weights is bfloat16. {_NO_WAY_FROM_BF16}",
         fix=Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
-    Rule(
-        id="frozen_weights_have_the_computed_format",
+    frozen_weights_have_the_computed_format=Rule(
         key="peft.base_weights",
         when=_frozen_differ,
         why=lambda f: (
@@ -228,22 +223,19 @@ RULES = (
         ),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
-    without_effect(
-        id="master_needs_narrow_weights",
+    master_needs_narrow_weights=without_effect(
         key="precision.master",
         when=lambda f: f.config.precision.master is AutoBool.on and not stores_bf16(f),
         why="the weights are already float32",
         source="training/model/number_formats.py",
     ),
-    without_effect(
-        id="casts_need_wide_weights",
+    casts_need_wide_weights=without_effect(
         key="precision.casts",
         when=lambda f: not decide_formats(f.config).copies,
         why=lambda f: f"weights and products both use {f.config.precision.weights.value}",
         source="training/model/number_formats.py",
     ),
-    Rule(
-        id="casts_are_of_one_process",
+    casts_are_of_one_process=Rule(
         key="precision.casts",
         when=lambda f: (
             decide_formats(f.config).copies
@@ -258,8 +250,7 @@ RULES = (
         ),
         source="training/model/number_formats.py",
     ),
-    unsafe(
-        id="small_updates_are_lost",
+    small_updates_are_lost=unsafe(
         key="precision.weights",
         when=_loses_updates,
         why=lambda f: (
@@ -270,8 +261,7 @@ RULES = (
         fix=Fix("precision.master=on"),
         source="Zamirai et al. 2020, arXiv:2010.06192",
     ),
-    if_changed(
-        id="evaluation_has_its_own_format",
+    evaluation_has_its_own_format=if_changed(
         key="precision.evaluation",
         when=lambda f: _is_float8(f) or (stores_bf16(f) and not _evaluates_in(f, Compute.bfloat16)),
         why=lambda f: (
@@ -281,8 +271,7 @@ RULES = (
         ),
         source="training/model/number_formats.py: evaluation uses its own autocast, not weights",
     ),
-    unsafe(
-        id="t5_overflows_float16",
+    t5_overflows_float16=unsafe(
         key="precision",
         when=lambda f: (
             _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
@@ -299,24 +288,21 @@ RULES = (
         ),
         source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
     ),
-    Rule(
-        id="float8_needs_torchao",
+    float8_needs_torchao=Rule(
         key="precision.float8",
         when=lambda f: not f.planning and _is_float8(f) and find_spec("torchao") is None,
         why="the package torchao is not installed",
         fix=lambda f: Fix(*_without(f).words, remark='or: pip install "eke[torchao]"'),
         source="pyproject.toml",
     ),
-    Rule(
-        id="float8_needs_ada",
+    float8_needs_ada=Rule(
         key="precision.float8",
         when=lambda f: _is_float8(f) and older_than(f, ADA),
         why=needs_capability("float8 matrix units need", ADA),
         fix=_without,
         source=_TORCHAO,
     ),
-    Rule(
-        id="rowwise_needs_bf16",
+    rowwise_needs_bf16=Rule(
         key="precision.compute",
         when=lambda f: (
             _on_gpu(f)
@@ -328,48 +314,42 @@ RULES = (
         source=f"{_TORCHAO} (float8_ops.addmm_float8_unwrapped)",
         versions="torchao 0.18",
     ),
-    Rule(
-        id="gpt2_has_no_linear_layers",
+    gpt2_has_no_linear_layers=Rule(
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.model_family.stores_transposed,
         why="torchao converts nn.Linear. transformers' GPT-2 uses only Conv1D",
         fix=_without,
         source="transformers 5.23, models/gpt2/modeling_gpt2.py",
     ),
-    Rule(
-        id="float8_width_is_aligned",
+    float8_width_is_aligned=Rule(
         key="model.hidden_size",
         when=lambda f: _misaligned(f, "hidden_size"),
         why=f"must be a multiple of {_ALIGNMENT} for float8. No linear layer would be converted",
         fix=lambda f: _align(f, "hidden_size"),
         source=_TORCHAO,
     ),
-    without_effect(
-        id="float8_feed_forward_is_aligned",
+    float8_feed_forward_is_aligned=without_effect(
         key="model.intermediate_size",
         when=lambda f: _misaligned(f, "intermediate_size"),
         why=f"is no multiple of {_ALIGNMENT}. The feed-forward layers do not use float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=_TORCHAO,
     ),
-    without_benefit(
-        id="float8_is_emulated",
+    float8_is_emulated=without_benefit(
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.on_cpu,
         why="a CPU emulates float8 products, which shows the numerics but takes longer",
         fix=_without,
         source="torchao 0.18, Float8LinearConfig.emulate",
     ),
-    without_benefit(
-        id="float8_needs_compile",
+    float8_needs_compile=without_benefit(
         key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
         why="float8 saves time only if inductor fuses scaling and rounding",
         fix=Fix("compile=inductor"),
         source=_TORCHAO,
     ),
-    without_benefit(
-        id="float8_in_narrow_layers",
+    float8_in_narrow_layers=without_benefit(
         key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= _NARROW,
         why=lambda f: (
@@ -379,11 +359,14 @@ RULES = (
         fix=_without,
         source="torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise",
     ),
-    _model_rule("vocab_size", "Padding the vocabulary is cheaper than a misaligned output layer"),
-    _model_rule("hidden_size", "It is a side of every layer"),
-    _model_rule("intermediate_size", "It is a side of every feed-forward layer"),
-    without_benefit(
-        id="tensor_cores_like_token_count",
+    tensor_cores_like_vocab_size=_model_rule(
+        "vocab_size", "Padding the vocabulary is cheaper than a misaligned output layer"
+    ),
+    tensor_cores_like_hidden_size=_model_rule("hidden_size", "It is a side of every layer"),
+    tensor_cores_like_intermediate_size=_model_rule(
+        "intermediate_size", "It is a side of every feed-forward layer"
+    ),
+    tensor_cores_like_token_count=without_benefit(
         key="batch.per_device",
         when=lambda f: _tokens(f) % _unit(f)[0] != 0,
         value=lambda f: f.config.batch.micro_batch,

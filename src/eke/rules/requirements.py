@@ -52,24 +52,21 @@ def _small(facts: RuleInputs) -> Fix:
     return Fix(f"model={facts.model_family.smallest}")
 
 
-RULES = (
-    Rule(
-        id="declared_device_is_absent",
+RULES = dict(
+    declared_device_is_absent=Rule(
         key="hardware",
         when=lambda f: not f.planning and not f.device.present,
         why=lambda f: f"this machine has no {f.device.name}. A declared device is for plans",
         fix=Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
-    without_effect(
-        id="pinning_needs_cuda",
+    pinning_needs_cuda=without_effect(
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is AutoBool.on and f.on_cpu,
         why="page-locked memory speeds up copies to a GPU. This run uses a CPU",
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
-    Rule(
-        id="states_do_not_fit",
+    states_do_not_fit=Rule(
         key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         why=_state_reason,
@@ -77,8 +74,7 @@ RULES = (
         source="a lower bound without activations",
         sized=True,
     ),
-    Rule(
-        id="batch_does_not_fit",
+    batch_does_not_fit=Rule(
         key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None

@@ -79,7 +79,8 @@ class RuleInputs:
 class Rule:
     """One rule about a configuration."""
 
-    id: str
+    id: str = ""
+    """Key in the topic's `RULES`."""
     verdict: Severity = Severity.impossible
     key: str
     when: Callable[[RuleInputs], object]
@@ -190,14 +191,13 @@ def _lacks_compiler(facts: RuleInputs) -> bool:
 
 
 def needs_compiler(
-    rule: str, key: str, is_on: Callable[[RuleInputs], bool], instead: Fix, source: str,
+    key: str, is_on: Callable[[RuleInputs], bool], instead: Fix, source: str,
     versions: str = "", use: Callable[[RuleInputs], str] = lambda facts: "",
 ) -> Rule:  # fmt: skip
     """Return the rule that a C or C++ compiler is installed. `use` begins the message."""
     on_cpu = "no C++ compiler found. inductor needs one for a CPU"
     on_gpu = "no C compiler found (CC, gcc, clang). Triton needs one for its driver"
     return Rule(
-        id=rule,
         key=key,
         when=lambda f: is_on(f) and _lacks_compiler(f),
         why=lambda f: use(f) + (on_cpu if f.on_cpu else on_gpu),

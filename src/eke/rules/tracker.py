@@ -63,7 +63,6 @@ def _store(uri: str) -> str:
 def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
     """Return the rule for a key that only one tracker reads."""
     return without_effect(
-        id=f"{key}_is_{tracker}s",
         key=f"tracker.{key}",
         when=lambda f: _tracker(f) != tracker and configured(f.config, f"tracker.{key}") != default,
         why=lambda f: f"only {tracker} has {what}. tracker={_tracker(f)} ignores it",
@@ -72,9 +71,8 @@ def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
     )
 
 
-RULES = (
-    Rule(
-        id="online_needs_key",
+RULES = dict(
+    online_needs_key=Rule(
         key="tracker.mode",
         when=lambda f: (
             not f.planning
@@ -88,11 +86,10 @@ RULES = (
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
-    _read_by("wandb", "mode", "modes", "offline"),
-    _read_by("wandb", "entity", "teams", None),
-    _read_by("mlflow", "uri", "a store URI", None),
-    Rule(
-        id="uri_is_no_folder",
+    mode_is_wandbs=_read_by("wandb", "mode", "modes", "offline"),
+    entity_is_wandbs=_read_by("wandb", "entity", "teams", None),
+    uri_is_mlflows=_read_by("mlflow", "uri", "a store URI", None),
+    uri_is_no_folder=Rule(
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"

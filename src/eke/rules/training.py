@@ -127,7 +127,6 @@ def _usual_rule(key: str) -> Rule:
         return Fix(f"{key}={instead:g}")
 
     return unsafe(
-        id=f"{key.rpartition('.')[2].replace(' ', '_')}_far_off",
         key="batch" if key == SAMPLES else key,
         when=is_far_off,
         value=lambda f: f"{value(f):g}{f' {SAMPLES}' if key == SAMPLES else ''}",
@@ -143,9 +142,8 @@ _BATCH_AUTO = (
 _FAR_OFF = 10  # allowed factor above or below the usual values
 _LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
-RULES = (
-    Rule(
-        id="batch_contradiction",
+RULES = dict(
+    batch_contradiction=Rule(
         key="batch.target",
         when=lambda f: (
             None not in (f.config.batch.per_device, f.config.batch.target)
@@ -161,8 +159,7 @@ RULES = (
         fix=Fix("batch.accumulation=null"),
         source=_BATCH,
     ),
-    Rule(
-        id="target_is_multiple",
+    target_is_multiple=Rule(
         key="batch.target",
         when=lambda f: (
             f.config.batch.target
@@ -176,16 +173,14 @@ RULES = (
         ),
         source=_BATCH,
     ),
-    Rule(
-        id="steps_or_epochs",
+    steps_or_epochs=Rule(
         key="train.epochs",
         when=lambda f: f.config.train.epochs and f.config.train.steps,
         why=lambda f: f"conflicts with train.steps = {f.config.train.steps}",
         fix=Fix("train.steps=null", remark="or train.epochs=null"),
         source="one of the two is derived from the other",
     ),
-    Rule(
-        id="warmup_within_run",
+    warmup_within_run=Rule(
         key="schedule.warmup_steps",
         when=lambda f: (
             f.config.train.steps and (f.config.schedule.warmup_steps or 0) > f.config.train.steps
@@ -194,16 +189,14 @@ RULES = (
         fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
         source="the peak learning rate would never be reached",
     ),
-    without_effect(
-        id="early_stop_needs_evaluations",
+    early_stop_needs_evaluations=without_effect(
         key="train.early_stop_patience",
         when=lambda f: not f.config.train.eval_every,
         why="train.eval_every is null. The only evaluation follows the last step",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
-    if_changed(
-        id="keep_best_is_a_metric",
+    keep_best_is_a_metric=if_changed(
         key="train.keep_best",
         when=lambda f: f.config.train.keep_best not in evaluation_metrics(f.config),
         why=lambda f: (
@@ -213,24 +206,21 @@ RULES = (
         fix=lambda f: Fix(f"train.keep_best={_meant_metric(f.config)}"),
         source="eke.plan.record.metrics",
     ),
-    without_effect(
-        id="keep_best_needs_evaluations",
+    keep_best_needs_evaluations=without_effect(
         key="train.keep_best",
         when=lambda f: not f.config.train.eval_every,
         why="train.eval_every is null. There is only the final evaluation",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
     ),
-    if_changed(
-        id="nesterov_needs_momentum",
+    nesterov_needs_momentum=if_changed(
         key="optimizer.nesterov",
         when=lambda f: isinstance(f.config.optimizer, SGD) and f.config.optimizer.momentum == 0,
         why="needs momentum. optimizer.momentum = 0",
         fix=Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
     ),
-    without_effect(
-        id="norm_is_known_anyway",
+    norm_is_known_anyway=without_effect(
         key="train.record_grad_norm",
         when=lambda f: _needs_norm(f),
         why=_needs_norm,
@@ -241,8 +231,7 @@ RULES = (
         ),
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
     ),
-    without_effect(
-        id="too_short_to_time",
+    too_short_to_time=without_effect(
         key="train.steps",
         when=lambda f: (
             f.config.train.steps and f.config.train.steps <= f.config.train.timing_warmup_steps
@@ -254,15 +243,13 @@ RULES = (
         fix=lambda f: Fix(f"train.steps={f.config.train.timing_warmup_steps + 20}"),
         source="notes/measuring.md: no timing includes warm-up steps",
     ),
-    Rule(
-        id="persistent_needs_workers",
+    persistent_needs_workers=Rule(
         key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
         why="needs loader processes. dataloader.workers = 0",
         source=_LOADER,
     ),
-    unsafe(
-        id="stop_keeps_nothing",
+    stop_keeps_nothing=unsafe(
         key="train.save_on_signal",
         when=lambda f: (
             (t := f.config.train).save_final
@@ -271,24 +258,21 @@ RULES = (
         why="a stopped or requeued run starts again at step 0: train.checkpoint_every = null",
         source="src/eke/training/loop/loop.py",
     ),
-    Rule(
-        id="prefetch_needs_workers",
+    prefetch_needs_workers=Rule(
         key="dataloader.prefetch",
         when=lambda f: f.config.dataloader.prefetch and f.config.dataloader.workers == 0,
         why="needs loader processes. dataloader.workers = 0",
         fix=Fix("dataloader.workers=2"),
         source=_LOADER,
     ),
-    unsafe(
-        id="more_workers_than_cores",
+    more_workers_than_cores=unsafe(
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         why=lambda f: f"exceeds the {_cores_per_process(f)} cores of each training process",
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=_LOADER,
     ),
-    Rule(
-        id="text_exists",
+    text_exists=Rule(
         key="data.path",
         when=lambda f: (p := _text_path(f)) and not os.path.exists(p),
         value=_text_path,
@@ -298,8 +282,7 @@ RULES = (
         ),
         source="the file system",
     ),
-    Rule(
-        id="text_readable",
+    text_readable=Rule(
         key="data.path",
         when=lambda f: (p := _text_path(f)) and os.path.exists(p) and not os.access(p, os.R_OK),
         value=_text_path,
@@ -307,15 +290,13 @@ RULES = (
         fix=Fix("data.path=FILE_OR_FOLDER"),
         source="the file system",
     ),
-    Rule(
-        id="runs_writable",
+    runs_writable=Rule(
         key="paths.runs",
         when=lambda f: not f.planning and _runs_reason(f),
         why=_runs_reason,
         source="the file system",
     ),
-    Rule(
-        id="runs_has_space",
+    runs_has_space=Rule(
         key="paths.runs",
         when=lambda f: not f.planning and not _runs_reason(f) and _free_bytes(f) < MIN_FREE_BYTES,
         why=lambda f: (
@@ -326,17 +307,15 @@ RULES = (
         source="the file system",
         passing=True,
     ),
-    *map(_usual_rule, SET_BY),
-    Rule(
-        id="auto_chooses_micro_batch",
+    **{f"{k.rpartition('.')[2].replace(' ', '_')}_far_off": _usual_rule(k) for k in SET_BY},
+    auto_chooses_micro_batch=Rule(
         key="batch.per_device",
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
         why="conflicts with batch=auto, which chooses this value",
         fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=_BATCH_AUTO,
     ),
-    Rule(
-        id="auto_derives_accumulation",
+    auto_derives_accumulation=Rule(
         key="batch.accumulation",
         when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
         why="conflicts with batch=auto, which keeps batch.target (samples per step)",
