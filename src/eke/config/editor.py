@@ -21,7 +21,8 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.composer import open_catalogue
-from eke.config.schema import VARIANTS, Config
+from eke.config.parts import OWN
+from eke.config.schema import ENTRIES, VARIANTS, Config
 from eke.config.schema.fields import LARGEST, field_docs, summary
 
 _Schema = dict[str, Any]
@@ -67,7 +68,9 @@ def _value_schema(field: Field) -> _Schema:
     if kind is str and str(field.default).isdecimal():  # a number or a word, as for sweep.repeats
         schema["type"] = [name, "integer"]
     if is_list:
-        return schema | {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}}
+        (item,) = get_args(kind)
+        word = "array" if get_origin(item) is list else _TYPES.get(item, "object")
+        return schema | {"items": {"type": word}}
     null = [None] if field.optional else []
     if kind is bool:
         return {"enum": [True, False, *null]}
@@ -111,7 +114,17 @@ def make_schemas(catalogue: Catalogue) -> dict[str, _Schema]:
             schemas[group] = _preset_file(group, catalogue)
         elif group in catalogue.sections:
             schemas[group] = _option_file(group, catalogue)
+        elif group in ENTRIES:
+            definitions = DEFINITIONS | {"entry": _closed(_keys(ENTRIES[group]))}
+            entry = _hydras_or({"$ref": "#/definitions/entry"})
+            schema = {"title": title(group), "type": "object", "additionalProperties": entry}
+            schemas[group] = {"$schema": _DRAFT, **schema, "definitions": definitions}
     return schemas
+
+
+def _hydras_or(body: _Schema) -> _Schema:
+    """Return a schema that accepts Hydra's `_target_` with any arguments, or `body`."""
+    return {"if": {"required": ["_target_"]}, "then": {}, "else": body}
 
 
 def _option_file(group: str, catalogue: Catalogue) -> _Schema:
@@ -134,7 +147,9 @@ def _option_file(group: str, catalogue: Catalogue) -> _Schema:
         "description": summary(base),
         "type": "object",
         "properties": {"defaults": _option_defaults(group, catalogue)},
-        "allOf": [body],  # draft-07 ignores the siblings of a $ref
+        "allOf": [
+            _hydras_or(body) if group in OWN else body
+        ],  # draft-07 ignores the siblings of a $ref
         "definitions": definitions,
     }
 
@@ -213,6 +228,8 @@ def _definitions(
             about |= {f"{name}.{key}": schema["description"] for key, schema in keys.items()}
     varied = {key: {"description": text} for key, text in about.items()}
     definitions["varied"] = _closed(varied) | {"type": ["object", "null"]}
+    in_mapping = rf"^({'|'.join(OWN)})\.\w+\..|^({'|'.join(ENTRIES)})\."
+    definitions["varied"]["patternProperties"] = {in_mapping: {}}
     for part in ("product", "zip", "rows"):
         value: _Schema = {"$ref": "#/definitions/varied"}
         value = {"additionalProperties": value} if part == "rows" else {"allOf": [value]}

@@ -13,7 +13,7 @@ from eke.config.schema import LAUNCH_GROUPS, SCHEMA_VERSION
 
 PRESENTATION = (
     *LAUNCH_GROUPS, "tracker", "paths", "hardware", "sweep", "recipe", "rerun",
-    "plan_only", "ignore_forecast",
+    "plan_only", "ignore_forecast", "code",
 )  # fmt: skip
 """Groups and root keys without effect on result and measurements."""
 
@@ -44,6 +44,11 @@ FORMER_VALUES: dict[str, Any] = {
 """Key path of a key added later -> value without effect, with which the key is not in the identity.
 Older runs and sweeps keep their names. `peft.base_weights` None is the format of all weights."""
 
+FORMER_GROUPS: dict[str, Any] = {
+    "loss": {"option": "auto", "per": None, "couples_batch": False}, "metrics": {}, "callbacks": {},
+}  # fmt: skip
+"""Group added later -> content without effect, with which the group is not in the identity."""
+
 _NUMERICS_VERSION = 3
 """Version of the training mathematics. After an increase, older checkpoints are not resumed and
 older records not reused."""
@@ -62,11 +67,13 @@ def meaningful(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerprint: str) -> str:
+def run_id(
+    config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerprint: str, code: str = ""
+) -> str:
     """Hash the configuration as plain values and the data's content to 16 hex digits.
 
     `resolved` has the plan's values of open settings by key path, so that an override with the same
-    value has the same identity.
+    value has the same identity. `code` is the digest of own code, empty without own code.
     """
     kept = meaningful(config)
     for path, value in resolved.items():
@@ -76,8 +83,14 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
         group, key = path.split(".")
         if key in kept[group] and kept[group][key] == former:
             kept[group] = {name: value for name, value in kept[group].items() if name != key}
+    for group in [group for group, former in FORMER_GROUPS.items() if kept.get(group) == former]:
+        del kept[group]
+    for group, section in kept.items():  # files and overrides with the same target are one run
+        if isinstance(section, dict) and "args" in section:
+            kept[group] = {**section, "option": "custom"}
     versions = {"schema": SCHEMA_VERSION, "numerics": _NUMERICS_VERSION}
     content = {**versions, "config": kept, "data": data_fingerprint}
+    content |= {"code": code} if code else {}
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
 
 

@@ -19,6 +19,7 @@ from eke.rules import (
     memory,
     model,
     optimizer,
+    own_code,
     peft,
     precision,
     requirements,
@@ -29,7 +30,7 @@ from eke.rules.rule import Rule, RuleInputs, Severity, with_defaults_for
 
 _TOPICS = (
     model, training, data, precision, optimizer, memory, attention, compile, distributed, deepspeed,
-    peft, engine, requirements, tracker,
+    peft, engine, own_code, requirements, tracker,
 )  # fmt: skip
 RULES: tuple[Rule, ...] = (
     *(dataclasses.replace(rule, id=id) for topic in _TOPICS for id, rule in topic.RULES.items()),

@@ -257,7 +257,8 @@ RULES = dict(
     synthetic_ids_fit=Rule(
         key="data.min_token",
         when=lambda f: (
-            (d := _synthetic(f)) and d.min_token >= min(d.max_token, f.config.model.vocab_size)
+            (d := _synthetic(f))
+            and d.min_token >= min(d.max_token, f.config.model.vocab_size or d.max_token)
         ),
         why=lambda f: (
             f"must be below data.max_token and model.vocab_size = {f.config.model.vocab_size}"

@@ -6,6 +6,7 @@ from eke.config.schema import (
     Adapters,
     BertModel,
     Compute,
+    CustomModel,
     GPT2Model,
     LlamaModel,
     MaskedLM,
@@ -23,7 +24,8 @@ from eke.rules.rule import Rule, RuleInputs, if_changed, unsafe, without_benefit
 
 def _smallest_model(facts: RuleInputs) -> str:
     task = facts.config.targets.option
-    return f"model={next(each.smallest for each in FAMILIES.values() if task in each.tasks)}"
+    family = next(each for each in FAMILIES.values() if task in each.tasks)
+    return f"model={family.smallest or family.name}"
 
 
 def _heads(facts: RuleInputs) -> int:
@@ -200,7 +202,10 @@ RULES = dict(
     ),
     dropout_is_known=Rule(
         key="model.dropout",
-        when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
+        when=lambda f: (
+            f.config.model.dropout is None
+            and not isinstance(f.config.model, PretrainedModel | CustomModel)
+        ),
         why=lambda f: f"must be a number. model={f.config.model.option} has no checkpoint value",
         fix=Fix("model.dropout=0.1"),
         source="docs/how-to/models.md",
@@ -223,7 +228,9 @@ RULES = dict(
     vocabulary_holds_bytes=Rule(
         key="model.vocab_size",
         when=lambda f: (
-            tokenizer_of(f.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
+            tokenizer_of(f.data) == BYTES
+            and f.config.model.vocab_size < BYTE_VOCABULARY
+            and not isinstance(f.config.model, CustomModel)
         ),
         why=f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
         fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),

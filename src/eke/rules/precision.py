@@ -351,7 +351,7 @@ RULES = dict(
     ),
     float8_in_narrow_layers=without_benefit(
         key="precision.float8",
-        when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= _NARROW,
+        when=lambda f: _on_gpu(f) and 0 < f.config.model.hidden_size <= _NARROW,
         why=lambda f: (
             f"layers with up to {_NARROW} outputs gain no speed from float8 on an H100. "
             f"model.hidden_size = {f.config.model.hidden_size}"

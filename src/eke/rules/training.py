@@ -198,7 +198,10 @@ RULES = dict(
     ),
     keep_best_is_a_metric=if_changed(
         key="train.keep_best",
-        when=lambda f: f.config.train.keep_best not in evaluation_metrics(f.config),
+        when=lambda f: (
+            (typed := f.config.train.keep_best) not in evaluation_metrics(f.config)
+            and (typed or "").partition("/")[0] not in f.config.metrics
+        ),
         why=lambda f: (
             f"no metric of task={f.config.task.option}. Metrics: "
             f"{', '.join(evaluation_metrics(f.config))}"

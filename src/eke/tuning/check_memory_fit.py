@@ -21,7 +21,7 @@ _found: dict[Any, Advice | None] = {}
 def reject_unfit_plan(plan: Plan, found: Forecast) -> str:
     """Return a warning if the plan may not fit, else "". Raise ConfigError if it cannot fit."""
     _reject_host(plan, found)
-    if found.capacity is None or found.verdict is Verdict.fits:
+    if found.verdict in (Verdict.unknown, Verdict.fits):
         return ""
     if cannot_fit(plan, found):
         peak, at_rest = found.peak, replace(plan.device, available_bytes=None)
@@ -50,7 +50,11 @@ def _reject_host(plan: Plan, found: Forecast) -> None:
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:
     """Return whether a plan cannot fit by any bound, unless the user forces it."""
-    if found.capacity is None or found.verdict is Verdict.fits or plan.config.ignore_forecast:
+    if (
+        found.capacity is None
+        or found.verdict in (Verdict.unknown, Verdict.fits)
+        or plan.config.ignore_forecast
+    ):
         return False
     return found.peak.low > found.capacity
 

@@ -12,13 +12,22 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
+from omegaconf import (
+    BooleanNode,
+    EnumNode,
+    FloatNode,
+    IntegerNode,
+    ListConfig,
+    OmegaConf,
+    StringNode,
+)
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
 from eke.common.text import format_value
 from eke.common.text import suggest_match as suggest_match
-from eke.config.schema import VARIANTS, Config, Limit
+from eke.config.compose.hydra_spelling import converted
+from eke.config.schema import ENTRIES, VARIANTS, Config, Limit
 from eke.config.schema.fields import field_docs
 
 GROUPS: dict[str, tuple[str, str]] = {
@@ -29,6 +38,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     "precision": ("number formats", "fp32 tf32 bf16 fp16 fp8"),
     "optimizer": ("update rule and its state", "adamw adafactor adamw_8bit lion muon sgd"),
     "schedule": ("learning rate over steps", ""),
+    "loss": ("training loss", ""),
+    "metrics": ("metrics of your own", ""),
+    "callbacks": ("callbacks of your own", ""),
     "memory": ("activation memory", "none checkpointing activation_offload"),
     "attention": ("attention implementation", "auto sdpa flash2 flash3 eager"),
     "compile": ("torch.compile", "none inductor"),
@@ -161,7 +173,11 @@ class Catalogue:
         if match := re.fullmatch(r"(.+)\.\d+", mapping):  # `data.sources.1.weight`
             kinds = get_args(self.keys[match[1]].kind) if match[1] in self.keys else ()
             return get_origin(next(iter(kinds), None)) is dict
-        return bool(name) and mapping in self.keys and self.keys[mapping].kind is dict
+        while mapping and name:  # `model.args.config.depth`
+            if mapping in self.keys:
+                return self.keys[mapping].kind is dict
+            mapping = mapping.rpartition(".")[0]
+        return False
 
     def names(self, section: str) -> list[str]:
         """Return the keys of a section without prefix and without fixed keys."""
@@ -171,18 +187,18 @@ class Catalogue:
 
     def schema_class(self, group: str, option: str) -> type:
         """Return the schema class of an option or its base, else the first of the group."""
-        for text in self._files(group, option):
+        for text in self.texts(group, option):
             match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
             if match and match[1] in VARIANTS.get(group, ()):
                 return VARIANTS[group][match[1]]
         return self.sections[group][0]
 
-    def _files(self, group: str, option: str) -> list[str]:
+    def texts(self, group: str, option: str) -> list[str]:
         """Return the contents of an option's file and of its bases' files."""
         files, texts = self.options.get(group, {}), dict[str, str]()
         entry = rf"^\s*- *(?:/{group}/)?(?!_self_)(\w+)(?:@_here_)?\s*$"
         while option in files and option not in texts:
-            texts[option] = files[option].read_text()
+            texts[option] = _read(files[option])
             base = re.search(entry, texts[option], flags=re.MULTILINE)
             option = base[1] if base else option
         return list(texts.values())
@@ -190,7 +206,7 @@ class Catalogue:
     def values(self, group: str, option: str) -> dict[str, Any]:
         """Return the values of an option's file and of its bases' files."""
         found: dict[str, Any] = {}
-        for text in reversed(self._files(group, option)):
+        for text in reversed(self.texts(group, option)):
             values = yaml.safe_load(text) or {}
             found |= values.get(group, {}) if "@package _global_" in text else values
         found.pop("defaults", None)
@@ -203,6 +219,15 @@ class Catalogue:
             for option in self.options.get(group, {})
             if name in dict(class_fields(self.schema_class(group, option)))
         ]
+
+
+def _read(file: Path) -> str:
+    """Return an option file's text, with the keys of eke in place of Hydra's `_target_`."""
+    text = file.read_text()
+    with suppress(OmegaConfBaseException, yaml.YAMLError):
+        if "_target_" in text:
+            return OmegaConf.to_yaml(OmegaConf.create(converted(file, OmegaConf.create(text))[0]))
+    return text
 
 
 REQUIRED = "required"
@@ -242,18 +267,19 @@ def key_rows(section: str, option: str, catalogue: Catalogue) -> list[KeyRow]:
     `option` is empty for a section without options. The section "" has the keys without section.
     Keys that eke fills in are absent.
     """
-    cls: type = Config if not section else catalogue.sections[section][0]
-    if option:
+    cls = ENTRIES.get(section, Config)
+    if section in catalogue.sections:
         cls = catalogue.schema_class(section, option)
+    prefix = f"{section}.NAME" if section in ENTRIES else section
     values, docs = catalogue.values(section, option), field_docs(cls)
     return [
         _key_row(
-            f"{section}.{name}".lstrip("."),
+            f"{prefix}.{name}".lstrip("."),
             dataclasses.replace(field, default=values.get(name, field.default)),
             docs.get(name, ""),
         )
         for name, field in class_fields(cls)
-        if name not in (*FIXED_FIELDS, *(catalogue.sections if not section else ()))
+        if name not in (*FIXED_FIELDS, *((*catalogue.sections, *ENTRIES) if not section else ()))
         and not docs.get(name, "").startswith("Filled in")
     ]
 
@@ -376,7 +402,8 @@ def is_valid_value(field: Field, value: Any) -> bool:
 def default_text(field: Field, key: str = "") -> str:
     """Return the schema's default as command-line text, or a placeholder."""
     if field.default == "???":
-        return _PLACEHOLDERS.get(key, _PLACEHOLDER)
+        is_target = key.endswith(".target")
+        return "IMPORT_PATH" if is_target else _PLACEHOLDERS.get(key, _PLACEHOLDER)
     default = field.default
     return str(default.name) if isinstance(default, Enum) else format_value(default)
 

@@ -141,6 +141,7 @@ def _header_problem(file: Path) -> Problem | None:
     elif group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
         first, *others = VARIANTS[group]
         why = f"needs a schema in its defaults: {', '.join([first, *others])}"
+        first = "custom" if re.search(r"^target\s*:", text, re.MULTILINE) else first
         fix = f"write defaults: [/schema/{group}/{first}@_here_, _self_]"
     return Problem(f"{file}:1", "", why, Fix(remark=fix), "wrong_file") if fix else None
 
@@ -177,7 +178,9 @@ def _line_of(name: str, file: Path) -> int:
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
     """Return the reason of an error, and the replacement for the file."""
-    said = hydra_reason(error)
+    said, name = hydra_reason(error), key.rpartition(".")[2]
+    if re.search("not in 'Custom", said):
+        return said, Fix(remark=f"write args: {{{name}: ...}}")
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None
@@ -188,5 +191,5 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
         return said, Fix(remark=f"write another {key}")
     meant = suggest_value(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
-    fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
+    fix = Fix(remark=f"write {name}: {quoted}")
     return f"must be {field.words()}. {said}", fix

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from eke.common.errors import Fix, Problem
+from eke.common.errors import Fix, Problem, is_placeholder
 from eke.common.masking import masked
 from eke.common.text import format_value, list_closest, override, quoted
 from eke.config.compose.catalogue import (
@@ -33,6 +33,7 @@ from eke.config.compose.hydra_settings import (
     sweep_values,
     why_unlisted,
 )
+from eke.config.compose.own_code import as_argument, as_target, wrong_target
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
     is_checkpoint,
@@ -43,6 +44,7 @@ from eke.config.compose.suggest import (
     suggest_value_for_key,
 )
 from eke.config.foreign_names import find_retired
+from eke.config.parts import OWN
 
 _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
@@ -147,10 +149,14 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if not _KEY.fullmatch(key):
         return _unknown_key(key.strip("+~"), value, catalogue)
     plain = key.strip("+~").partition("@")[0]
-    field = catalogue.keys.get(plain)
-    if not field and plain not in catalogue.options:
+    field, entry = catalogue.keys.get(plain), catalogue.is_entry(plain)
+    if not field and plain not in catalogue.options and not entry:
         return _unknown_key(plain, value, catalogue)
-    if field and field.kind is str:
+    if field and plain.endswith(".target"):
+        fix = Fix(f"{key}=IMPORT_PATH")
+        mistyped = Problem(key, shown(value), "must be an import path", fix, "unparsable")
+        return wrong_target(key, value) or mistyped
+    if entry or (field and field.kind is str):
         why = "unpaired quotes or characters with a meaning in Hydra's grammar. Quote the text"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         fix = Fix(override(plain, value[1:] if begun else value))
@@ -228,11 +234,11 @@ def _unknown_key(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), why, fix, "option_as_key")
     if raw.lower() == "true" and (chosen := suggest_value_for_key(key, catalogue)):
         return Problem(key, shown(raw), "is an option, not a key", Fix(chosen), "option_as_key")
-    found, own = nearest_key(key, catalogue), ""
-    if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
-        own = ". eke does not load classes from overrides (docs/how-to/models.md)"
+    if group.endswith("._target_") and group.split(".")[0] in OWN:
+        return as_argument(f"{key}={raw}", chosen=False)
+    found = nearest_key(key, catalogue)
     if not found:
-        why = list_known_keys(key, catalogue) + own
+        why = list_known_keys(key, catalogue)
         return Problem(shown(key), shown(raw), why, id="unknown_key")
     why = f"unknown key. Did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
@@ -240,7 +246,7 @@ def _unknown_key(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if wrong and section in catalogue.sections and found.rpartition(".")[0] != section:
         why = f"unknown key. Keys of {section}: "
         why += list_closest(key.rpartition(".")[2], catalogue.names(section), section)
-        return Problem(shown(key), shown(raw), why + own, id="unknown_key")
+        return Problem(shown(key), shown(raw), why, id="unknown_key")
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     usual = Fix(suggest_value_for_key(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
@@ -291,6 +297,8 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         return _section(group, value, raw, catalogue)
     if isinstance(value, str) and value in options:
         return None
+    if fix := as_target(group, str(value)):
+        return Problem(group, shown(raw), "is an import path, no option", fix, "unknown_option")
     return _option_problem(group, value, raw, catalogue)
 
 
@@ -360,7 +368,8 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         why = f"would be read as {shown(str(value))}. Quote the text"
         return Problem(key, shown(raw), why, Fix(override(key, misread)), "needs_quotes")
     if is_interpolation(value) or is_valid_value(field, value):
-        return None
+        is_target = name == "target" and section in OWN and not is_placeholder(f"{key}={raw}")
+        return wrong_target(key, raw) if is_target else None
     if isinstance(value, list) and value and all(is_valid_value(field, item) for item in value):
         several = ",".join(override("", item)[1:] for item in value)
         fix = suggest_fix(f"{key}={several}", catalogue)

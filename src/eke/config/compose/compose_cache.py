@@ -27,9 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
-from eke.common.text import quoted
 from eke.config.compose.catalogue import Catalogue, make_catalogue
 from eke.config.compose.check_overrides import parse
+from eke.config.compose.own_code import search_path
 from eke.config.schema import register
 
 PRESETS = ("recipe", "experiment", "sweep")
@@ -191,7 +191,7 @@ class ComposeCache:
         self.num_composed += 1
         texts = [to_hydra_override(text, self.catalogue) for text in options]
         if folder := self.catalogue.own_folder:
-            texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
+            texts.append(search_path(folder))
         tree = hydra_compose("config", texts, return_hydra_config=True)
         chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}
         choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
@@ -259,7 +259,7 @@ def _own_trees(_conf: Path) -> ComposeCache:
 def to_hydra_override(text: str, catalogue: Catalogue) -> str:
     """Convert an override to a form that Hydra accepts, e.g. `++precision=bf16`."""
     key, equals, value = text.lstrip("+").partition("=")
-    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
+    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict and "." in key
     if mapping or catalogue.is_entry(key):
         return f"++{key}{equals}{value}"
     return text.removeprefix("++") if key in catalogue.options else text

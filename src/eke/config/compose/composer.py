@@ -50,13 +50,14 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
+from eke.config.compose.own_code import as_argument, is_own, redirected, typed_config
 from eke.config.compose.suggest import (
     as_evaluation,
     option_for,
     suggest_option,
     suggest_value_for_key,
 )
-from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
+from eke.config.schema import ENTRIES, VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def _valid_overrides(typed: Sequence[str], trees: ComposeCache, in_sweep: bool) 
     good = [text for text in texts if not found[text]]
     problems = spaced + [problem for text in texts for problem in found[text]]
     if problems:
+        problems = redirected(problems, texts, catalogue)
         problems = _with_full_commands(problems, found) + _further(good, problems, trees)
         raise ConfigError(_without_placeholders(problems, good))
     return good
@@ -195,6 +197,8 @@ def compose_tree(good: Sequence[str], trees: ComposeCache) -> ComposedTree:
         return trees.tree(good)
     except RejectedValues as error:
         raise ConfigError(_explain(error, good, trees)) from error
+    except ConfigError:
+        raise
     except Exception as error:  # in a file
         raise ConfigError(explain_file(error, trees.catalogue)) from error
 
@@ -213,7 +217,7 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) 
     if problems:
         raise ConfigError(problems)
     try:
-        config: Any = OmegaConf.to_object(tree.config)
+        found: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
         with suppress(OmegaConfBaseException):
             for key in sorted(OmegaConf.missing_keys(tree.config)):
@@ -223,17 +227,12 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) 
                 problems.append(Problem(key, "", why, fix, "missing_value"))
         problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
-    untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
+    untyped = [g for g, kinds in VARIANTS.items() if type(getattr(found, g)) not in kinds.values()]
     if untyped:
         raise ConfigError([explain_untyped(g, tree.choices[g], catalogue) for g in untyped])
-    problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
-    for key in (text.lstrip("+").partition("=")[0] for text in good):
-        section, name = f"{key}.".split(".")[:2]  # force_add adds an entry to any section
-        if catalogue.is_entry(key) and name not in dict(
-            class_fields(type(getattr(config, section)))
-        ):
-            text = f"{section}.{name}=[...]"
-            problems.append(_misplaced(text, tree.choices[section], good, catalogue))
+    config, problems = typed_config(found)
+    problems += check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
+    problems += _absent_mappings(config, tree.choices, good, catalogue)
     if problems := problems + secrets_in(dataclasses.asdict(config)):
         raise ConfigError(problems)
     config.sweep = Sweep()
@@ -242,6 +241,20 @@ def _composed(good: Sequence[str], typed: tuple[str, ...], trees: ComposeCache) 
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
     return Composed(config, choices, typed, own)
+
+
+def _absent_mappings(
+    config: Config, choices: dict[str, str], good: Sequence[str], catalogue: Catalogue
+) -> Iterator[Problem]:
+    """Yield problems of entries of mappings that the chosen options lack."""
+    for text in good:
+        key = text.lstrip("+").partition("=")[0]
+        section, name = f"{key}.".split(".")[:2]  # force_add adds an entry to any section
+        if section in ENTRIES or not catalogue.is_entry(key):
+            continue
+        if name not in dict(class_fields(type(getattr(config, section)))):
+            typed = f"{section}.{name}=[...]" if name == "sources" else text
+            yield _misplaced(typed, choices[section], good, catalogue)
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
@@ -293,7 +306,9 @@ def _explain(error: RejectedValues, good: Sequence[str], trees: ComposeCache) ->
 def _misplaced(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
     """Return the problem of a key that exists only in other options of the group."""
     key, _, value = text.lstrip("+").partition("=")
-    section, _, name = key.rpartition(".")
+    section, name = f"{key}.".split(".")[:2]
+    if is_own(section, option, catalogue):
+        return as_argument(text)
     others = catalogue.options_with(section, name)
     why, fix = f"{section}={option} has no {name}. Options with it: {', '.join(others)}", Fix()
     if any(other.startswith(f"{section}=") for other in good):

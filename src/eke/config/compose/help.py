@@ -18,6 +18,7 @@ from eke.config.compose.catalogue import (
     title,
 )
 from eke.config.compose.suggest import nearest_key
+from eke.config.schema import ENTRIES
 from eke.config.schema.fields import summary
 
 _IN_FULL = (
@@ -138,7 +139,7 @@ def _topic_page(topic: str, catalogue: Catalogue, columns: int) -> list[list[str
     """Return the page of a section or an option. ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     path, _, option = topic.partition("=")
-    section = path.partition(".")[0] if path in catalogue.keys else path
+    section = path.partition(".")[0] if path in catalogue.keys or catalogue.is_entry(path) else path
     if section not in names:
         near = suggest_match(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group. Groups: {', '.join(names)}"
@@ -163,7 +164,8 @@ def _option(section: str, option: str, catalogue: Catalogue, columns: int) -> li
     name = f"{section}={option}" if option else section
     about = option_summaries(section, catalogue).get(option, "")
     heading = wrap(about, columns, f"{paint(name, 'bold')}  ", "  ")
-    rows = key_rows(section, option, catalogue) if section in catalogue.sections else []
+    has_keys = section in (*catalogue.sections, *ENTRIES)
+    rows = key_rows(section, option, catalogue) if has_keys else []
     return [heading, _table(rows, columns)] if rows else [heading]
 
 
@@ -182,7 +184,7 @@ def _section(section: str, catalogue: Catalogue, columns: int) -> list[list[str]
                 for option in _ordered(section, catalogue)]  # fmt: skip
         heading = f"options (default: {default})" if default else "options"
         blocks.append([paint(heading, "bold"), *fields(each, columns, 2, at)])
-    if not classes and section:
+    if not classes and section and section not in ENTRIES:
         return blocks
     if rows := key_rows(section, default, catalogue):
         blocks.append([paint(f"keys of {default}" if options else "keys", "bold"),

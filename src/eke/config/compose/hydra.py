@@ -25,6 +25,7 @@ from eke.config.compose.command_line import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.compose_cache import hydra_base, hydra_state, to_hydra_override
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
+from eke.config.compose.own_code import search_path
 from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
@@ -117,7 +118,7 @@ def _run_hydra(
     task: Callable[[Any], float | None],
 ) -> None:
     register()
-    folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
+    folder = [search_path(catalogue.own_folder)] if catalogue.own_folder else []
     main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())
     before = sys.argv
     taken = (to_hydra_override(text, catalogue) for text in overrides)

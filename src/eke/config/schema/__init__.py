@@ -1,6 +1,7 @@
 """Schema of the configuration: dataclasses only, importable without torch."""
 
 from eke.config.schema.config import (
+    ENTRIES,
     LAUNCH_GROUPS,
     PRIVATE_GROUPS,
     SCHEMA_VERSION,
@@ -9,6 +10,18 @@ from eke.config.schema.config import (
     register,
     resolve_attention,
     unused_cluster_overrides,
+)
+from eke.config.schema.custom import (
+    CallbackEntry,
+    CustomData,
+    CustomLoss,
+    CustomModel,
+    CustomOptimizer,
+    CustomSchedule,
+    CustomTask,
+    LossGroup,
+    MetricEntry,
+    OnError,
 )
 from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,

@@ -1,9 +1,11 @@
 """Root of the configuration tree and its registration with Hydra."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import Any
 
 from eke.common.masking import is_secret
+from eke.config.schema import custom
 from eke.config.schema import data as work
 from eke.config.schema import model as models
 from eke.config.schema import resources as res
@@ -18,6 +20,9 @@ _CLUSTER_GROUPS = ("resources", "slurm")
 
 LAUNCH_GROUPS = ("launcher", *_CLUSTER_GROUPS)
 """Groups that determine how runs start, not their results."""
+
+ENTRIES: dict[str, type] = {"metrics": custom.MetricEntry, "callbacks": custom.CallbackEntry}
+"""Groups of entries with names of the user -> class of an entry."""
 
 PRIVATE_GROUPS = ("slurm", "launcher")
 """Groups that may contain shell lines. They are not sent to trackers."""
@@ -34,6 +39,12 @@ class Config:
     precision: tech.Precision = field(default_factory=tech.Precision, metadata=Key.ROUNDING)
     optimizer: tech.Optimizer = field(default_factory=tech.Optimizer, metadata=Key.BOTH)
     schedule: tech.Schedule = field(default_factory=tech.Schedule, metadata=Key.LEARNING)
+    code: custom.CodeKeys = field(default_factory=custom.CodeKeys, metadata=Key.NONE)
+    loss: custom.LossGroup = field(default_factory=custom.LossGroup, metadata=Key.LEARNING)
+    metrics: dict[str, custom.MetricEntry] = field(default_factory=dict, metadata=Key.NONE)
+    """Metrics of your own by name. Set each with `metrics.NAME.target=PATH`."""
+    callbacks: dict[str, custom.CallbackEntry] = field(default_factory=dict, metadata=Key.NONE)
+    """Callbacks of your own by name. Set each with `callbacks.NAME.target=PATH`."""
     memory: tech.Memory = field(default_factory=tech.Memory, metadata=Key.ROUNDING)
     attention: models.Attention = field(default_factory=models.Attention, metadata=Key.ROUNDING)
     compile: models.Compile = field(default_factory=models.Compile, metadata=Key.ROUNDING)
@@ -81,6 +92,14 @@ class Config:
         return wanted if self.task.has_target else 0
 
 
+# OmegaConf cannot add one key of an entry to a mapping of dataclasses.
+_Composed = make_dataclass(
+    "_Composed",
+    [(name, dict[str, Any], field(default_factory=dict)) for name in ENTRIES],
+    bases=(Config,),
+)
+_Composed.__module__ = __name__  # trees are pickled
+
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {
         "llama": models.LlamaModel,
@@ -89,8 +108,9 @@ VARIANTS: dict[str, dict[str, type]] = {
         "gpt2": models.GPT2Model,
         "t5": models.T5Model,
         "pretrained": models.PretrainedModel,
+        "custom": custom.CustomModel,
     },
-    "task": work.TASKS,
+    "task": {**work.TASKS, "custom": custom.CustomTask},
     "data": {
         "python_source": work.PythonSource,
         "synthetic": work.Synthetic,
@@ -100,13 +120,16 @@ VARIANTS: dict[str, dict[str, type]] = {
         "chat": work.Chat,
         "chat_hub": work.ChatHub,
         "mix": work.Mix,
+        "custom": custom.CustomData,
     },
-    "optimizer": tech.OPTIMIZERS,
+    "optimizer": {**tech.OPTIMIZERS, "custom": custom.CustomOptimizer},
     "schedule": {
         "constant": tech.Schedule,
         "decaying": tech.DecayingSchedule,
         "wsd": tech.WSDSchedule,
+        "custom": custom.CustomSchedule,
     },
+    "loss": {"auto": custom.LossGroup, "custom": custom.CustomLoss},
     "distributed": {"copies": res.Distributed, "fsdp": res.FSDP},
     "offload": {"memory": tech.Offload, "nvme": tech.NvmeOffload},
     "peft": tech.PEFTS,
@@ -147,7 +170,7 @@ def register() -> None:
     store = ConfigStore.instance()
     if "schema.yaml" in store.repo:  # Hydra 1.4 warns about a repeated store
         return
-    store.store(name="schema", node=Config, provider="eke")
+    store.store(name="schema", node=_Composed, provider="eke")
     for group, variants in VARIANTS.items():
         for name, variant in variants.items():
             store.store(group=f"schema/{group}", name=name, node=variant, provider="eke")

@@ -30,6 +30,7 @@ from eke.config.compose.composer import (
     problems_of,
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
+from eke.config.compose.own_code import redirected
 from eke.config.schema import Sweep
 from eke.config.schema.fields import find_limit_problems
 from eke.config.schema.resources import Seeds
@@ -95,7 +96,9 @@ def _read_definition(typed: Sequence[str], trees: ComposeCache) -> _Definition:
     catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
-    problems = [p for text in own for p in _override_problems(text, catalogue)]
+    problems = redirected(
+        [p for text in own for p in _override_problems(text, catalogue)], own, catalogue
+    )
     settings, more = _settings(own, about, trees)
     problems += more
     if problems:

@@ -29,4 +29,4 @@ from eke.estimate.memory.render_memory import (
     note_measured_batch,
     render_devices,
 )
-from eke.estimate.memory.trace_client import stop_tracing
+from eke.estimate.memory.trace_client import examine_own_code, stop_tracing

@@ -40,7 +40,7 @@ class Verdict(Enum):
     does_not_fit = "does not fit"
     """The expected peak does not fit."""
     unknown = "unknown"
-    """The device's memory is unknown."""
+    """The device's memory is unknown, or own code could not be traced."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ def shape_of(plan: Plan, micro: MicroBatchShape | None = None) -> Shape:
 
 UNCERTAINTY_REASONS = {
     "architecture": "no formulas for this architecture: estimated as a Llama of its size",
+    "own_code": "at least: activations of own code are known only by a trace",
     "compiler": "torch.compile selects the activations kept for the backward pass",
     "fused_kernels": "fused kernels keep less than the model's own operations",
     "lengths": "samples differ in length: the longest micro-batch of a training is counted",
@@ -195,7 +196,8 @@ def uncertainty_reasons(plan: Plan) -> tuple[str, ...]:
     """Return the doubts that apply, none if the formulas model the techniques well."""
     shape, config, ranks = shape_of(plan), plan.config, plan.ranks
     applies: dict[str, object] = {
-        "architecture": not shape.architecture.is_known,
+        "own_code": plan.code is not None,
+        "architecture": not shape.architecture.is_known and shape.architecture.name != "custom",
         "compiler": config.compile.option not in ("none", "eager"),
         "fused_kernels": config.kernels.is_liger,
         "lengths": simulated_micro_batches(plan).differ,

@@ -129,6 +129,8 @@ def forecast(plan: Plan, traced: components.Traced | None = None, not_traced: st
         found = _refine_with_trace(plan, found, traced)
         method, substitutions = traced.method, traced.notes
         doubts = tuple(doubt for doubt in doubts if doubt in components.UNTRACED)
+    # Formulas know nothing about own code but its parameters.
+    is_open = "own_code" in doubts
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = _highest_range(moment.tensors for moment in measured)
@@ -156,7 +158,7 @@ def forecast(plan: Plan, traced: components.Traced | None = None, not_traced: st
             if top.parts[name].expected
         },
         capacity=capacity,
-        verdict=verdict(peak, capacity),
+        verdict=components.Verdict.unknown if is_open else verdict(peak, capacity),
         doubts=doubts,
         substitutions=substitutions,
         not_traced=not_traced,
@@ -271,4 +273,6 @@ def needs_trace(found: Forecast) -> bool:
     if found.method is not Method.closed_form or found.capacity is None:
         return False
     # Without formulas for an encoder-decoder, not even its layers are known.
-    return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
+    if {"architecture", "own_code"}.intersection(found.doubts):
+        return True
+    return found.peak.low <= found.capacity < found.peak.high

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ import cattrs
 from eke.common.files import make_private_dir, read_json, write_atomic
 from eke.common.plugins import TRACE_WORKER
 from eke.common.process_env import child_environment, module_command
+from eke.config.parts import OWN as OWN_GROUPS
+from eke.config.schema import ENTRIES, Config
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.components import Traced
@@ -32,6 +34,7 @@ from eke.hardware import usable_cores
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, PRESENTATION_KEYS, canonical
+from eke.plan.own_code import Code, OwnFacts
 from eke.plan.planner import PLACES, Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.plan import plan_to_plain
 
@@ -102,6 +105,7 @@ def memory_fingerprint(plan: Plan) -> dict[str, Any]:
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
         "deepspeed": plain["deepspeed"] is not None,
+        "code": plan.code.digest if plan.code else "",
         "software": software(SOURCES),
     }
 
@@ -167,6 +171,10 @@ class TraceResult:
     """Reason in one line. Empty with a trace."""
 
 
+class _NoAnswer(Exception):
+    """The tracing process ended or took too long."""
+
+
 class TraceProcess:
     """One tracing process, started at the first request."""
 
@@ -177,26 +185,33 @@ class TraceProcess:
         self._listener: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def ask(self, plan: Plan, limit_s: float = _LIMIT_S) -> TraceResult:
+    def ask(self, plan: Plan, limit_s: float | None = None) -> TraceResult:
         """Return the trace of a plan, or how the process failed."""
+        try:
+            return _read(self.request(plan_to_plain(plan), limit_s))
+        except _NoAnswer as error:
+            return TraceResult(None, str(error))
+
+    def request(self, content: Mapping[str, Any], limit_s: float | None = None) -> str:
+        """Return the line that answers a request. _NoAnswer: how the process failed."""
         with self._lock:
             process = self._process or self._start()
             try:
                 assert process.stdin is not None
-                process.stdin.write(json.dumps(plan_to_plain(plan)) + "\n")
+                process.stdin.write(json.dumps(content) + "\n")
                 process.stdin.flush()
-                line = self._next_line(process.pid, limit_s)
+                line = self._next_line(process.pid, limit_s or _LIMIT_S)
             except TimeoutError as error:
                 self._stop()
-                return TraceResult(None, f"the trace took longer than {error}")
+                raise _NoAnswer(f"the trace took longer than {error}") from error
             except OSError:
                 line = ""
             except BaseException:  # Ctrl-C: the pending answer is discarded
                 self._stop()
                 raise
             if not line:
-                return TraceResult(None, f"the tracing process {self._stop()}")
-            return _read(line)
+                raise _NoAnswer(f"the tracing process {self._stop()}")
+            return line
 
     def _next_line(self, pid: int, limit_s: float) -> str:
         """Return the next line of output. Raise TimeoutError with the exceeded limit."""
@@ -282,6 +297,26 @@ atexit.register(_worker.close)
 def stop_tracing() -> None:
     """End the tracing process, if there is one, to free its memory for a run."""
     _worker.close()
+
+
+def examine_own_code(config: Config, code: Code, files: str) -> OwnFacts:
+    """Return what the tracing process finds about own code, from the cache or found now.
+
+    `files` is a hash of the files that the code reads.
+    """
+    asked = {"config": make_converter().unstructure(config), "code": asdict(code)}
+    parts = {group: asked["config"][group] for group in (*OWN_GROUPS, *ENTRIES)}
+    content = {"parts": parts, "code": code.digest, "files": files, "seed": config.seed}
+    key = digest_of({**content, "software": software(SOURCES)})
+    if (found := read_kept("own_code_facts", key, OwnFacts)) is not None:
+        return found
+    try:
+        answer = json.loads(_worker.request(asked))
+    except _NoAnswer as error:
+        return OwnFacts(failure=str(error).replace("trace", "examination"))
+    found = make_converter().structure(answer, OwnFacts)
+    store_trace_result("own_code_facts", key, found)
+    return found
 
 
 def get_or_run_trace(plan: Plan) -> TraceResult:

@@ -109,10 +109,9 @@ def _shares(found: StepTime) -> str:
 
 def _rates(found: StepTime) -> str:
     samples, tokens = found.samples_per_s, found.tokens_per_s
-    parts = [
-        f"{_number(samples.low)} to {_number(samples.high)} samples/s",
-        f"{format_count(tokens.low)} to {format_count(tokens.high)} tokens/s",
-    ]
+    parts = [f"{_number(samples.low)} to {_number(samples.high)} samples/s"]
+    if tokens.high:
+        parts.append(f"{format_count(tokens.low)} to {format_count(tokens.high)} tokens/s")
     if found.mfu is not None:
         parts.append(f"MFU {found.mfu.low:.0%} to {found.mfu.high:.0%}")
     return ", ".join(parts)

@@ -16,8 +16,11 @@ from eke.models.families.family_record import (
     head_width,
 )
 from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
+from eke.models.families.own import CUSTOM
 
-FAMILIES = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)}
+FAMILIES = {
+    each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER, CUSTOM)
+}
 """`model.family` -> its record."""
 
 

@@ -410,6 +410,10 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_on_zero=f"needs rows and columns of matrices. {ZERO_FLAT_SHARDS_REASON}, and it "
         "silently becomes another algorithm with 4 bytes per parameter",
     ),
+    "custom": OptimizerEntry(
+        builder=f"{_BUILDERS}custom",
+        state_bytes=lambda config, weight, weight_bytes: 0,  # a trace has its state
+    ),
     "sgd": OptimizerEntry(
         builder=f"{_BUILDERS}sgd",
         state_bytes=_sgd,

@@ -254,8 +254,12 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     knows_frozen = family_of(config).is_known or not config.model.freeze
     known = parts.attention and _is_known(config) and knows_frozen
     flops, formula = training_flops(config, trained, means) if known else (None, "")
+    if isinstance(config.model, schema.CustomModel):
+        flops, formula = config.model.flops_per_sample, "counted by operation"
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.targets.has_target else 0)
+    if isinstance(config.data, schema.CustomData):
+        tokens = 0.0  # samples are not known to have tokens
     architecture = getattr(config.model, "model_type", family_of(config).name)
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
@@ -266,7 +270,7 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
         ),
         num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
         flops_per_sample=flops,
-        flops_formula=formula or f"unknown for {architecture}",
+        flops_formula=formula if flops is not None else f"unknown for {architecture}",
         tokens_per_sample=tokens,
     )
 

@@ -12,7 +12,7 @@ from eke.common.paths import RunPaths, program
 from eke.common.screen import fields, width, wrap
 from eke.common.text import align, format_bytes, format_count, format_flops
 from eke.config.mixing import source_configs
-from eke.config.schema import Config, Distributed, PretrainedModel, Task
+from eke.config.schema import Config, CustomModel, Distributed, PretrainedModel, Task
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
@@ -20,6 +20,7 @@ from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.models.sizes import ModelSize, WeightFormats
 from eke.plan.identity import meaningful
+from eke.plan.own_code import Code, freeze_code
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ class Plan:
     """DeepSpeed's configuration including the user's keys, None without DeepSpeed."""
     probe: bool = False
     """True if this is a memory trial of the run: two steps of the longest samples, without data."""
+    code: Code | None = None
+    """Own code that the configuration names by import path, None without own code."""
     config_dir: str = ""
     """Absolute path of the folder with the user's options, empty without one."""
 
@@ -230,7 +233,9 @@ def remarks_on_cuts(plan: Plan) -> Iterator[str]:
 
 
 def write_plan(paths: RunPaths, plan: Plan) -> None:
-    """Write the plan into its run folder."""
+    """Write the plan and its own code into its run folder."""
+    if plan.code is not None:
+        freeze_code(plan.code, paths.folder)
     write_json(paths.plan, plan_to_plain(plan))
 
 
@@ -269,6 +274,8 @@ def describe_model(plan: Plan) -> str:
     words = f"model={plan.config.model.option}"
     if isinstance(plan.config.model, PretrainedModel):
         words += f" {plan.config.model.name_or_path}"
+    if isinstance(plan.config.model, CustomModel):
+        words += f" {plan.config.model.target}"
     if plan.size.num_active_parameters != plan.size.num_parameters:
         words += f", {format_count(plan.size.num_active_parameters)} active per token"
     return words

@@ -21,6 +21,7 @@ from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, family_of
 from eke.models.sizes.optimizers import AUTO
 from eke.plan.identity import run_id
+from eke.plan.own_code import Code
 from eke.plan.planner.deepspeed_config import (
     Settings,
     deepspeed_settings,
@@ -54,8 +55,9 @@ def make_plan(
     device: Device,
     device_reason: str,
     warnings: Sequence[str] = (),
+    code: Code | None = None,
 ) -> Plan:
-    """Resolve all open settings of a checked configuration.
+    """Resolve all open settings of a checked configuration. `code` is what it names as own code.
 
     Raises:
         ConfigError: the data is too small for one sample or one step, or the user's DeepSpeed file
@@ -76,7 +78,9 @@ def make_plan(
     # The settings of the user's DeepSpeed file are part of the run's identity.
     resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
     return Plan(
-        run_id=run_id(make_converter().unstructure(config), resolved, data.fingerprint),
+        run_id=run_id(
+            make_converter().unstructure(config), resolved, data.fingerprint, _digest(code)
+        ),
         name=" ".join(overrides) or "defaults",
         config=config,
         choices=dict(choices),
@@ -87,7 +91,7 @@ def make_plan(
         compute=compute,
         size=sizes.model_size(config, sample_means(config, data.store, data.train, data.sources)),
         decisions=tuple(decisions),
-        warnings=(*warnings, *data.warnings, *hints),
+        warnings=(*warnings, *(code.warnings if code else ()), *data.warnings, *hints),
         data_warnings=data.warnings,
         machine=machine_fingerprint(device),
         data_fingerprint=data.fingerprint,
@@ -96,7 +100,12 @@ def make_plan(
         store=data.store,
         sources=data.sources,
         deepspeed=deepspeed,
+        code=code,
     )
+
+
+def _digest(code: Code | None) -> str:
+    return code.digest if code else ""
 
 
 def replan(plan: Plan, config: Config) -> Plan:
@@ -126,7 +135,12 @@ def with_batch(
     kept = [decision for decision in others if decision.key not in made]
     return replace(
         plan,
-        run_id=run_id(make_converter().unstructure(config), resolved, plan.data_fingerprint),
+        run_id=run_id(
+            make_converter().unstructure(config),
+            resolved,
+            plan.data_fingerprint,
+            _digest(plan.code),
+        ),
         config=config,
         batch=batch,
         decisions=(first, *reasons, *own, *kept),
@@ -508,6 +522,7 @@ def outline_record(
             plan.size.flops_formula,
             plan.batch.world_size * plan.batch.devices,
             plan.device.peak(_format(plan)),
+            plan.size.flops_per_sample,
         ),
         loss=metrics.losses(judged),
         best=best,

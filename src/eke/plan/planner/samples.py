@@ -9,7 +9,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number, format_value, override
 from eke.config import schema
 from eke.config.mixing import source_configs, source_names, source_shares, to_source_problem
-from eke.config.schema import Config, Mix, Rows, SequenceClassification
+from eke.config.schema import Config, CustomData, Mix, Rows, SequenceClassification
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
@@ -32,6 +32,8 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """Count the samples after preparing tokens if needed; ConfigError if the data is unusable."""
     if isinstance(config.data, schema.Synthetic):
         return _plan_synthetic(config, config.data, decisions)
+    if isinstance(config.data, CustomData):
+        return _own(config.data, decisions)
     if isinstance(config.data, Mix):
         return _plan_mix(config, config.data, decisions)
     request = sources.request_of(config)
@@ -45,6 +47,20 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     _note_folders(config, source, decisions)
     train, evaluation = _split_sizes(config, available, decisions, longest)
     return DataPlan(train, evaluation, sources.fingerprint(source))
+
+
+def _own(data: CustomData, decisions: list[Decision]) -> DataPlan:
+    """Plan samples of own code, which a separate process has counted."""
+    train, evaluation = data.train_length, data.eval_length
+    if train is not None and data.num_samples is None:
+        reason = f"all training samples of {data.target}"
+        decisions.append(Decision("data.num_samples", str(train), reason))
+    counted = [
+        wanted if found is None else min(wanted or found, found)
+        for found, wanted in ((train, data.num_samples), (evaluation, data.num_eval_samples))
+    ]
+    # A stream without a length is one epoch of as many samples as any run can take.
+    return DataPlan(counted[0] or schema.MAX_STEPS, counted[1] or 0, data.content)
 
 
 def _note_folders(config: Config, source: sources.TextSource, decisions: list[Decision]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.files import UntrustedPathError, append_line, json_safe, open_to_read
-from eke.config.schema import Config, ProblemType
+from eke.config.schema import Config, CustomTask, ProblemType
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing
 
 Row = dict[str, Any]
@@ -171,6 +171,7 @@ def throughput(
     flops_formula: str,
     num_devices: int,
     peak_flops: float | None,  # one device's datasheet peak in FLOP/s
+    flops_per_sample: float | None = None,  # used if samples have no tokens
 ) -> Throughput:
     """Compute samples, tokens (without padding) and FLOPs per second of the steady steps."""
     steady = _steady(rows)
@@ -178,10 +179,14 @@ def throughput(
     if not seconds:
         return Throughput(flops_formula=flops_formula)
     tokens_per_s = sum(row[TOKENS] for row in steady) / seconds
-    flops = None if flops_per_token is None else flops_per_token * tokens_per_s / num_devices
+    samples_per_s = sum(row[SAMPLES] for row in steady) / seconds
+    each, rate = flops_per_token, tokens_per_s
+    if not tokens_per_s:
+        each, rate = flops_per_sample, samples_per_s
+    flops = None if each is None else each * rate / num_devices
     return Throughput(
-        samples_per_s=sum(row[SAMPLES] for row in steady) / seconds,
-        tokens_per_s=tokens_per_s,
+        samples_per_s=samples_per_s,
+        tokens_per_s=tokens_per_s or None,
         model_flops_per_s=flops,
         mfu_frac=flops / peak_flops if flops is not None and peak_flops else None,
         flops_formula=flops_formula,
@@ -190,6 +195,12 @@ def throughput(
 
 def evaluation_metrics(config: Config) -> tuple[str, ...]:
     """Return the names of an evaluation's metrics without `eval/`."""
+    return *_of_task(config), *config.metrics
+
+
+def _of_task(config: Config) -> tuple[str, ...]:
+    if isinstance(config.task, CustomTask):
+        return ("loss",)
     if config.task.problem is ProblemType.regression:
         return "loss", "mae", "mse", "r2", "pearson", "spearman"
     if not config.targets.per_token:
