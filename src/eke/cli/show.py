@@ -17,6 +17,7 @@ from eke.config.compose import help_text
 from eke.config.compose.catalogue import Catalogue, key_rows, option_summaries, suggest_match
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.suggest import nearest_key
+from eke.config.schema import ENTRIES
 from eke.plan.record import EXIT_OK, RECORD_LIMIT, read_record
 from eke.plan.record.find_folder import find_folder
 
@@ -66,8 +67,11 @@ def _explain(what: str, catalogue: Catalogue) -> dict[str, Any]:
     """Return the facts about a key, an option or a group as plain values. Empty for others."""
     section, _, option = what.partition("=")
     facts: dict[str, Any] = {}
-    if what in catalogue.keys:
-        section = what.rpartition(".")[0]
+    group, _, name = what.partition(".")
+    if group in ENTRIES and name:  # `metrics.bits.target`
+        what = f"{group}.NAME.{name.rpartition('.')[2]}"
+    if what in catalogue.keys or ".NAME." in what:
+        section = what.partition(".NAME.")[0] if ".NAME." in what else what.rpartition(".")[0]
         each = {o: key_rows(section, o, catalogue) for o in catalogue.options.get(section, [""])}
         found = {o: row for o, rows in each.items() for row in rows if row.key == what}
         if found:  # not for keys that eke fills in

@@ -1,6 +1,7 @@
 """`eke evaluate`: metrics of a finished run's model on its evaluation samples or other data."""
 
 import importlib.util
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from eke.training.batches.batches import MicroBatch
     from eke.training.distributed.ranks import Ranks
+
+_log = logging.getLogger(__name__)
 
 _OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
 """Groups that overrides may change. Other groups have the run's value, or for training defaults."""
@@ -257,8 +260,9 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan, ranks: "Rank
     move = Transfer(device)
     return SimpleNamespace(
         plan=plan, device=device, model=model, bare_model=model, ranks=ranks,
-        formats=build_formats(plan, device), loss=build_loss(plan),
+        formats=build_formats(plan, device), loss=build_loss(plan, model),
         data=build_data(plan, left=report.padding == "left"),
+        warn=_log.warning,
         transfer=move if numbers is None else lambda batch: move(_renumbered(batch, numbers)),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from eke.common.process_env import is_first, num_allocated_nodes, ranks_are_star
 from eke.common.screen import fields, is_quiet, is_verbose, paint, width, wrap
 from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
-from eke.config.schema import Config, Tracker, resolve_attention
+from eke.config.schema import Config, CustomData, CustomTask, Tracker, resolve_attention
 from eke.estimate.memory import (
     DeviceForecast,
     Forecast,
@@ -69,6 +69,7 @@ from eke.workflows.auto_batch import (
     valid_candidates,
     with_all_memory_free,
 )
+from eke.workflows.own_code import resolve_own_code
 from eke.workflows.resume import continued
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def _plan_for(
     elif target is None:
         target = *choose_device(composed.config.hardware.option), num_allocated_nodes()
     device, reason, num_nodes = _with_enough_devices(*target, composed.config)
+    composed, own_task = with_own_task(composed)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
+    config, code = resolve_own_code(config, composed.config_dir)
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
     if not is_set(composed, "task.num_labels"):
@@ -133,13 +136,14 @@ def _plan_for(
     config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
-    usual = {decision.key: decision for decision in (*first, *again)}
+    usual = {decision.key: decision for decision in (*own_task, *first, *again)}
     reject = not planning if reject is None else reject
     lenient = not reject or config.ignore_forecast  # the forecast shows more details
     facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: ValidCandidate) -> Plan:
-        made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
+        how = choices, composed.overrides, device, reason, each.warnings, code
+        made = make_plan(each.config, *how)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed_candidates(facts, lenient, plan_of)
@@ -152,6 +156,17 @@ def _plan_for(
     if means.in_pool:  # it starts after others have ended
         plan = with_all_memory_free(plan)
     return check_memory_fit(plan, trace) if reject and not has_fit else plan
+
+
+def with_own_task(composed: Composed) -> tuple[Composed, tuple[Decision, ...]]:
+    """Return the run with task=custom if its data is custom and no task is set, with the reason."""
+    if not isinstance(composed.config.data, CustomData) or is_set(composed, "task"):
+        return composed, ()
+    task = CustomTask()
+    config, choices = replace(composed.config, task=task), {**composed.choices, "task": task.option}
+    reason = "data=custom has samples of your own code; no task was set"
+    decision = ShownDecision("task", task.option, reason)
+    return replace(composed, config=config, choices=choices), (decision,)
 
 
 def _with_enough_devices(

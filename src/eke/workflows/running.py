@@ -117,12 +117,13 @@ def _start_lines(plan: Plan, note: str) -> list[str]:
         config.optimizer.option, f"lr {config.optimizer.lr:g}", config.schedule.option,
         format_number(steps.warmup, "warm-up step"), *options, *more,
     ]  # fmt: skip
+    tokens = f", {config.data.seq_len} tokens" if plan.size.tokens_per_sample else ""
     run = f"{describe_model(plan)}, {format_number(steps.total, 'step')}"
     rows = [
         ("run", f"{plan.run_id}, {run}"),
         ("device", f"{count} x " * (count > 1) + f"{device.name}{memory}"),
         ("memory", f"{found.verdict.value}, {expected_text(found)}"),
-        ("data", f"{data}, {plan.batch.samples_per_step} per step, {config.data.seq_len} tokens"),
+        ("data", f"{data}, {plan.batch.samples_per_step} per step{tokens}"),
         ("train", ", ".join(train)),
         ("time", time_line(forecast_time(plan))),
         *([("note", note)] if note else []),

@@ -77,7 +77,7 @@ class Vocabulary:
 
     def random_below(self, model_vocab_size: int) -> int:
         """Return the exclusive upper bound of random replacements in masking."""
-        return model_vocab_size if self.is_bytes else self.size
+        return (model_vocab_size or self.size) if self.is_bytes else self.size
 
 
 BYTE_TOKENS = Vocabulary()

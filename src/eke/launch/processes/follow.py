@@ -206,14 +206,14 @@ class _Progress(NamedTuple):
     loss: float = math.nan
     step_s: float | None = None
     """None if all of these steps are warm-up."""
-    tokens_per_s: float = 0.0
+    rate: str = ""
+    """Tokens per second, or samples without tokens."""
 
     def texts(self) -> list[str]:
         """Return loss, time per step and rate."""
         if self.step_s is None:
             return [f"loss {self.loss:.4f}", "warm-up"]
-        rate = f"{format_count(self.tokens_per_s)} tokens/s"
-        return [f"loss {self.loss:.4f}", f"{format_seconds(self.step_s)}/step", rate]
+        return [f"loss {self.loss:.4f}", f"{format_seconds(self.step_s)}/step", self.rate]
 
 
 def _progress_of(rows: Sequence[metrics.Row]) -> _Progress:
@@ -222,8 +222,10 @@ def _progress_of(rows: Sequence[metrics.Row]) -> _Progress:
     seconds = sum(row[metrics.STEP_TIME] for row in steady)
     if not seconds:
         return _Progress(*at)
-    tokens = sum(row[metrics.TOKENS] for row in steady)
-    return _Progress(*at, seconds / len(steady), tokens / seconds)
+    tokens, samples = (sum(row[key] for row in steady) for key in (metrics.TOKENS, metrics.SAMPLES))
+    unit = "tokens" if tokens else "samples"
+    rate = f"{format_count((tokens or samples) / seconds)} {unit}/s"
+    return _Progress(*at, seconds / len(steady), rate)
 
 
 def _evaluation_text(row: metrics.Row) -> str:

@@ -116,8 +116,10 @@ def _speed_rows(record: Record) -> Iterator[_Row]:
             why = f"{format_number(warmup, 'step')}, and all are warm-up"
         yield "speed", f"not measured: {why}"
         return
-    if rates.samples_per_s is not None and rates.tokens_per_s is not None:
-        text = f"{rates.samples_per_s:.2f} samples/s, {format_count(rates.tokens_per_s)} tokens/s"
+    if rates.samples_per_s is not None:
+        text = f"{rates.samples_per_s:.2f} samples/s"
+        if rates.tokens_per_s is not None:
+            text += f", {format_count(rates.tokens_per_s)} tokens/s"
         mfu = "" if rates.mfu_frac is None else f", MFU {rates.mfu_frac:.1%}"
         yield "speed", text + mfu
     between = format_range(format_seconds(step.p10), format_seconds(step.p90))

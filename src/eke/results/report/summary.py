@@ -68,8 +68,8 @@ def _speed_lines(record: Record) -> Iterator[_Line]:
         parts = zip(names, (timing.startup_s, timing.eval_s, timing.checkpoint_s), strict=True)
         rest = ", ".join(f"{format_seconds(seconds)} {what}" for what, seconds in parts if seconds)
         yield "time", format_seconds(timing.train_s), f"besides {rest}" if rest else ""
-    if rates.samples_per_s is not None and rates.tokens_per_s is not None:
-        tokens = f"{format_count(rates.tokens_per_s)} tokens/s"
+    if rates.samples_per_s is not None:
+        tokens = f"{format_count(rates.tokens_per_s)} tokens/s" if rates.tokens_per_s else ""
         yield "samples/second", f"{rates.samples_per_s:.2f}", tokens
     if step := timing.steady_step_s:
         between = f"{format_seconds(step.p10)} to {format_seconds(step.p90)}, n={step.n}"

@@ -4,11 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from eke.common.text import IGNORED, PAD
 from eke.config.schema import Packing
@@ -24,16 +25,18 @@ from eke.training.batches.tasks import Key, Sample, concatenate_samples
 class MicroBatch:
     """Input of one forward pass, with counts on the host."""
 
-    inputs: dict[str, Tensor]
-    """Arguments of the model's forward pass. `input_ids` has shape `[samples, longest]`."""
-    labels: Tensor
+    inputs: dict[str, Any]
+    """Arguments of the model's forward pass, `input_ids` of shape `[samples, longest]`, or values
+    of any type of own data."""
+    labels: Any
     """Labels aligned with the logits: `[samples, longest]`, in classification `[samples]`, with
-    multiple labels float32 `[samples, classes]`. NaN is IGNORED among numbers."""
+    multiple labels float32 `[samples, classes]`. NaN is IGNORED among numbers. None for own
+    data."""
     num_samples: int
     num_targets: int
-    """Labels with loss. The loss of a step is the mean over them."""
+    """Labels with loss. The loss of a step is the mean over them, or over `loss.per`."""
     num_tokens: int
-    """Input and target tokens without padding."""
+    """Input and target tokens without padding, 0 for own data."""
     places: Tensor | None = None
     """Indices of labels with loss in the flattened labels, int64. None if all logits are needed."""
     sources: Tensor | None = None
@@ -54,18 +57,27 @@ class MicroBatch:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors."""
-        found = (*self.inputs.values(), self.labels, self.places, self.sources)
-        return [tensor for tensor in found if tensor is not None]
+        found = tree_leaves((self.inputs, self.labels, self.places, self.sources))
+        return [each for each in found if isinstance(each, Tensor)]
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """All values by key, for own code."""
+        return self.inputs if self.labels is None else {**self.inputs, "labels": self.labels}
 
     @property
     def num_positions(self) -> int:
         """Positions in the model's inputs, including padding."""
         names = ("input_ids", "decoder_input_ids")
+        if self.labels is None:
+            return 0
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
 
     @property
     def size(self) -> MicroBatchShape:
-        """Shape: rows and length."""
+        """Shape: rows and length, 1 for own data."""
+        if self.labels is None:
+            return MicroBatchShape(max(1, self.num_samples), 1, 1)
         rows, source = self.inputs["input_ids"].shape
         decoder = self.inputs.get("decoder_input_ids")
         return MicroBatchShape(rows, source, source if decoder is None else decoder.shape[1])
@@ -74,7 +86,7 @@ class MicroBatch:
     def num_sequences(self) -> int:
         """Sequences of at least two tokens in rows that sequences can share, else 0."""
         positions = self.inputs.get("position_ids")
-        if positions is None:
+        if positions is None or self.labels is None:
             return 0
         # All padding is at position 0.
         return int(((positions[:, :-1] == 0) & (positions[:, 1:] == 1)).sum())
@@ -85,6 +97,8 @@ class MicroBatch:
 
     def without_targets(self) -> "MicroBatch":
         """Return a placeholder with the same inputs that adds no gradient, samples or tokens."""
+        if self.labels is None:
+            return replace(self, num_samples=0, num_targets=0)
         blank = math.nan if self.labels.is_floating_point() else IGNORED
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
@@ -97,10 +111,9 @@ class MicroBatch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """Return a copy with a function applied to each tensor."""
-        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        places, sources = (x if x is None else change(x) for x in (self.places, self.sources))
-        labels = change(self.labels)
-        return replace(self, inputs=inputs, labels=labels, places=places, sources=sources)
+        names = ("inputs", "labels", "places", "sources")
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **tree_map_only(Tensor, change, values))
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,8 @@ class Collator:
     """Number of sources of a mix. Each sample names its source."""
     shorten: bool = False
     """True if to shorten the last of several samples, so that memory probes have padding."""
+    count: Callable[[dict[str, Any], int], int] | None = None
+    """Function from a batch and its samples to the divisor of a mean loss of own code."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """Build a micro-batch from at least one sample."""
@@ -165,11 +180,14 @@ class Collator:
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
             num_tokens += sum(map(len, each))
+        num_targets, targets = int(np.count_nonzero(counts)), torch.from_numpy(labels)
+        if self.count:
+            num_targets = self.count({**tensors, "labels": targets}, len(samples))
         return MicroBatch(
             inputs=tensors,
-            labels=torch.from_numpy(labels),
+            labels=targets,
             num_samples=len(samples),
-            num_targets=int(np.count_nonzero(counts)),
+            num_targets=num_targets,
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
             sources=None if sources is None else torch.from_numpy(sources),

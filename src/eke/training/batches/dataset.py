@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.schema import Packing, Synthetic
+from eke.config.schema import CustomData, CustomModel, Packing, Synthetic
 from eke.data.preparation.untrusted import load
 from eke.data.sources import MixtureSampler
 from eke.models.checkpoints.architecture import router_loss
@@ -33,6 +33,8 @@ from eke.training.batches.tasks import (
     is_packed,
     open_split,
 )
+from eke.training.custom.outputs import build_count, has_own_loss
+from eke.training.custom.samples import OwnCollator, OwnSamples, open_own
 from eke.training.model.build_model import model_configuration
 from eke.training.model.loss import build_shift, is_sparse
 
@@ -54,13 +56,17 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         sparse=is_sparse(plan),
         shift=build_shift(plan),
         types=plan.vocabulary.has_types
-        and getattr(model_configuration(plan), "type_vocab_size", 0) > 1,
+        and (
+            isinstance(config.model, CustomModel)
+            or getattr(model_configuration(plan), "type_vocab_size", 0) > 1
+        ),
         num_sources=len(plan.sources),
         shorten=plan.probe and is_ragged(config) and not is_packed(config),
+        count=build_count(plan) if has_own_loss(plan) else None,
     )
 
 
-_Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples
+_Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples | OwnSamples
 
 
 @dataclass
@@ -69,7 +75,7 @@ class TrainingData:
 
     train: _Samples
     evaluation: _Samples
-    collate: Collator
+    collate: Collator | OwnCollator
     plan: Plan
     sums: Counter[str] = field(default_factory=Counter)
     """Sums over this rank's training micro-batches so far."""
@@ -101,7 +107,7 @@ class TrainingData:
         self, start: int, rank: int = 0, even: bool = False
     ) -> Iterator[list[MicroBatch]]:
         """Yield the micro-batches of each step from `start` on, equally many per rank if `even`."""
-        batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
+        batch, total, order = self.plan.batch, self.plan.steps.total, self.order()
         size, world_size = batch.per_device * batch.devices, batch.world_size
         every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
         self.loading = iter(self._loader(self.train, chain.from_iterable(every), False))
@@ -111,7 +117,7 @@ class TrainingData:
             num_groups = -(-order.size_of(step) // size)
             made = [next(batches) for _ in range(rank, num_groups, world_size)]
             if made and self.pinned is None:
-                self.pinned = made[0].labels.is_pinned()
+                self.pinned = made[0].tensors[0].is_pinned()
             for each in made:
                 self.sums.update(
                     tokens=each.num_tokens,
@@ -123,7 +129,8 @@ class TrainingData:
             missing = -(-num_groups // world_size) - len(made)
             yield made + self.placeholders(missing if even else 0)
 
-    def _order(self) -> SampleOrder:
+    def order(self) -> SampleOrder:
+        """Return the samples of each step."""
         plan, lengths = self.plan, None
         if plan.config.data.length_grouping:
             lengths = self.train.lengths()
@@ -142,7 +149,7 @@ class TrainingData:
         """Return the first step from `start` on whose longest micro-batch is the longest of all."""
         if not is_ragged(self.plan.config) or self.plan.config.data.is_stream:
             return start
-        order, lengths, batch = self._order(), self.train.lengths(), self.plan.batch
+        order, lengths, batch = self.order(), self.train.lengths(), self.plan.batch
         free = self.plan.config.data.packing is Packing.padding_free
         longest, best = -1, start
         for step, keys in enumerate(order.steps(start, self.plan.steps.total), start):
@@ -158,7 +165,8 @@ class TrainingData:
         if not count:
             return []
         samples = self.evaluation if self.plan.config.data.is_stream else self.train
-        return [self.collate([samples[0, 0]]).without_targets()] * count
+        first: Any = samples[0, 0]
+        return [self.collate([first]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
         """Yield evaluation micro-batches of one source each, equally many per rank if `even`."""
@@ -198,6 +206,8 @@ class TrainingData:
 
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
     """Return samples of both splits. ConfigError or RunError: They do not match the plan."""
+    if isinstance(plan.config.data, CustomData):
+        return TrainingData(*open_own(plan), plan)
     open_samples = LongestSamples if plan.probe else open_split
     train, evaluation = (open_samples(plan, evaluation) for evaluation in (False, True))
     return TrainingData(train, evaluation, build_collator(plan, left), plan)

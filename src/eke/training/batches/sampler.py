@@ -265,7 +265,7 @@ class RandomTokens:
     def row(self, index: int) -> TokenRow:
         """Return random ids, fewer if lengths are ragged."""
         length = synthetic_length(self.data, self.length, self.split, index)
-        high = min(self.data.max_token, self.vocab_size)
+        high = min(self.data.max_token, self.vocab_size or self.data.max_token)
         generator = seeded(self.data.data_seed, self.split, index, 0)
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
         return TokenRow(tokens.numpy())

@@ -9,7 +9,7 @@ import torch
 
 from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
-from eke.config.schema import Config, Conversations, Packing, Rows, Synthetic
+from eke.config.schema import Config, Conversations, CustomData, Packing, Rows, Synthetic
 from eke.data.sources import (
     BYTE_TOKENS,
     Manifest,
@@ -268,7 +268,7 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     if plan.sources:
         return class_names(plans_of_sources(plan)[0])
     config = plan.config
-    if config.targets.per_token or isinstance(config.data, Synthetic):
+    if config.targets.per_token or isinstance(config.data, Synthetic | CustomData):
         return ()
     if isinstance(config.data, Rows):
         return _open_store(plan).manifest.label_names
@@ -293,7 +293,8 @@ def _random(
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
     problem = config.targets.problem
-    source = RandomTokens(data, length, config.model.vocab_size, labels, count, split, problem)
+    size = config.model.vocab_size or BYTE_TOKENS.size  # own code does not say its size
+    source = RandomTokens(data, length, size, labels, count, split, problem)
     if keep is not None:
         return source, None
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)

@@ -21,7 +21,13 @@ from eke.config.schema import GradientSync
 from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
 from eke.training.distributed.build_operators import Engine, in_memory, prepare_swap, swap_buffers
-from eke.training.distributed.fsdp import build_mesh, full_tensor, part_bytes, shard_model
+from eke.training.distributed.fsdp import (
+    build_mesh,
+    full_tensor,
+    part_bytes,
+    replicated,
+    shard_model,
+)
 from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
@@ -154,7 +160,7 @@ class DeepSpeedUpdate(Update):
         self.engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
-    def backward(self, loss: Tensor, num_targets: int) -> None:
+    def backward(self, loss: Tensor, num_targets: float) -> None:
         """Add gradients of the loss times the ranks: DeepSpeed averages instead of summing."""
         if self.scale:
             self.engine.optimizer.override_loss_scale(self.scale.value)
@@ -278,6 +284,11 @@ class ShardedUpdate(PlainUpdate):
 
     def apply(self) -> Tensor | None:
         """Take one step on the shards, and return the norm of the full gradient."""
+        for scalar in replicated(self.model):
+            if scalar.requires_grad:
+                scalar.grad = torch.zeros_like(scalar) if scalar.grad is None else scalar.grad
+                dist.all_reduce(scalar.grad)
+                scalar.grad /= self.world_size  # as FSDP2's exchange
         if not self.gradient_bytes:
             gradients = [p.grad for p in self.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)

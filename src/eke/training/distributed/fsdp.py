@@ -43,12 +43,14 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     # Modules cast their inputs as in one process.
     policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
     again = cast(FSDP, plan.ranks.fsdp).reshard_after_forward
+    scalars = set(replicated(model))
     layers, table, head = find_layers(model), _untied(model, "input"), _untied(model, "output")
     units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
     for unit in [*units, model]:
         # The backward pass needs the head's weights first: resharding them would save no memory.
         back = again if unit in layers else unit is table
-        fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
+        how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": back, "mp_policy": policy}
+        fully_shard(unit, **how, ignored_params=scalars)
         if unit in (head, model):
             unit.register_forward_hook(_free_gathered)
         if plan.device.kind == "cpu":
@@ -64,6 +66,11 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
             unit.set_modules_to_forward_prefetch([following])
         else:  # FSDP2 reads an empty list as its default
             following.set_modules_to_backward_prefetch([following])
+
+
+def replicated(model: nn.Module) -> list[nn.Parameter]:
+    """Return scalar parameters, which FSDP2 does not support. Each rank holds them."""
+    return [p for p in model.parameters() if not p.dim()]
 
 
 def _free_gathered(unit: Any, *_: Any) -> None:

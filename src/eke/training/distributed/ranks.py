@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from eke.common.paths import LOCAL_RANK, RANK, RENDEZVOUS_VARIABLE, WORLD_SIZE
-from eke.config.schema import PeerToPeer
+from eke.config.schema import CustomModel, PeerToPeer
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
@@ -27,8 +27,9 @@ _STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 class StepTotals:
     """Totals of one optimizer step over all ranks."""
 
-    num_targets: int
-    """Targets of the step, at least 1, since losses are divided by the number."""
+    num_targets: float
+    """Targets of the step, at least 1, since losses are divided by the number. A weighted loss of
+    own code returns a count that is not whole."""
     num_samples: int
     num_tokens: int
     stop: Outcome | None = None
@@ -145,6 +146,9 @@ def allow_unused_experts(plan: Plan, model: nn.Module, accelerator: Any) -> None
     have, so every expert gets one, zero if unreached.
     """
     routed, planned = routed_parents(model), plan.ranks
+    if planned.is_ddp and isinstance(plan.config.model, CustomModel):
+        # Whether a parameter is used is only known after a backward pass.
+        accelerator.ddp_handler.find_unused_parameters = True
     if not routed:
         return
     if planned.is_ddp:

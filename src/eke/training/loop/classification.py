@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch, is_label
+from eke.training.custom.outputs import logits_of
 from eke.training.distributed.ranks import Ranks
-from eke.training.loop.step import EvaluationContext
-from eke.training.model.loss import loss_sum
 
 _MOST_IN_MATRIX = 100
 """Most classes for which the record holds a confusion matrix (10,000 numbers)."""
@@ -22,17 +20,13 @@ _MOST_IN_MATRIX = 100
 class Predictions:
     """Predictions and labels of this rank's samples, kept on the device until they are gathered."""
 
-    model: nn.Module
-    """Module that returns logits. The copies of `distributed=dp` do not."""
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Predictions and labels of each micro-batch, both with the labels' shape."""
 
-    @torch.no_grad()
-    def add_evaluation(self, job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
-        """Keep a micro-batch's predictions and add its loss, summed over labels, to `total`."""
-        with job.formats.eval_autocast():
-            logits = self.model(**batch.inputs).logits
-            total += loss_sum(logits, batch.labels, sources=batch.sources)
+    def add(self, output: Any, batch: MicroBatch) -> None:
+        """Keep a micro-batch's predictions."""
+        assert batch.labels is not None, "data of classes has labels"
+        logits = logits_of(output)
         found = logits.argmax(-1)
         if batch.labels.is_floating_point():  # multi-hot classes (probability over 0.5) or numbers
             found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)

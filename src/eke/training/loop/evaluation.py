@@ -9,14 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eke.plan.record import IN_LOG, Best, metrics
 from eke.training.batches.batches import MicroBatch
+from eke.training.batches.tasks import class_names
+from eke.training.custom.metrics import OwnMetrics
+from eke.training.custom.outputs import has_own_loss, logits_of
 from eke.training.loop.classification import Predictions, classification_metrics
-from eke.training.loop.step import EvaluationContext, add_evaluation
+from eke.training.loop.step import add_evaluation
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.loss import loss_head
+from eke.training.model.loss import build_loss, loss_head
 
 _log = logging.getLogger(__name__)
 
@@ -25,22 +28,12 @@ _log = logging.getLogger(__name__)
 class _TokenAccuracy:
     """Count of correctly predicted targets, for models that return all logits."""
 
-    model: nn.Module
     correct: Tensor
     """Correct targets so far, int64 on the device."""
 
-    @torch.no_grad()
-    def add_evaluation(self, job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
-        """Count correct targets of a micro-batch and add its loss, summed over them, to `total`."""
-        answers: list[Any] = []
-
-        def kept(**inputs: Tensor) -> Any:
-            answers.append(self.model(**inputs))
-            return answers[0]
-
-        with job.formats.eval_autocast():
-            total += job.loss(kept, batch)
-        self.correct += (answers[0].logits.argmax(-1) == batch.labels).sum()
+    def add(self, output: Any, batch: MicroBatch) -> None:
+        """Count correct targets of a micro-batch."""
+        self.correct += (logits_of(output).argmax(-1) == batch.labels).sum()
 
 
 @torch.no_grad()
@@ -50,35 +43,43 @@ def measure(
     look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Return metrics of the evaluation samples and of each class. `look` surrounds each batch."""
-    copies = job.plan.ranks.is_dp
-    model = job.bare_model if copies else job.model
-    is_classifier = not job.plan.targets.per_token
-    predictions = Predictions(model) if is_classifier else None
+    copies, own = job.plan.ranks.is_dp, OwnMetrics(job.plan, job.ranks, job.warn)
+    is_classifier = not (job.plan.targets.per_token or job.plan.targets.option == "custom")
+    predictions = Predictions() if is_classifier else None
     names = [source.name for source in job.plan.sources]
     # Sums stay on the device during the loop: reading one would wait for each batch.
     totals = torch.zeros(1 + len(names), device=job.device)
-    targets = torch.zeros(len(totals), dtype=torch.int64)
+    targets = torch.zeros(len(totals), dtype=torch.float64)
     tokens = None
-    if not (is_classifier or copies or loss_head(job.bare_model)):
-        tokens = _TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
-    counter = predictions or tokens
-    add = add_evaluation if counter is None else counter.add_evaluation
+    if not (is_classifier or copies or has_own_loss(job.plan) or loss_head(job.bare_model)):
+        tokens = _TokenAccuracy(torch.zeros((), dtype=torch.int64, device=job.device))
+    observers = [each for each in (predictions, tokens, own) if each]
+    # The copies of `distributed=dp` return no output.
+    whole = (job.bare_model, build_loss(job.plan, job.bare_model)) if copies else (job.model, None)
+    own.reset()
     job.model.eval()
-    for batch in job.data.eval_batches(job.ranks.rank, even):
+    for batch in job.data.eval_batches(job.ranks.rank, even or bool(own)):
         moved = job.transfer(batch)
         with look():
-            add(job, moved, totals)
+            output = add_evaluation(job, moved, totals, *(whole if observers else ()))
+        with torch.no_grad():
+            for each in observers:
+                each.add(output, moved)
         targets += torch.tensor([batch.num_targets, *batch.targets_of])
     job.model.train()
+    if own_counts := getattr(job.loss, "counts", None):
+        targets[0] = torch.stack(own_counts).sum()
+        own_counts.clear()
     (loss, *sums), (counted, *counts) = (job.ranks.sum(x).tolist() for x in (totals, targets))
-    counted = max(1, counted)
-    row = row_of_loss(job, loss / counted)
+    counted = counted or 1.0
+    row = row_of_loss(job, loss / counted) | own.compute()
     known = zip(names, sums, counts, strict=True)
     row |= {f"{metrics.EVAL_LOSS}/{name}": part / n for name, part, n in known if n}
     classes: dict[str, Any] = {}
     if predictions is not None:
-        config: Any = job.bare_model.config
-        labels = list(config.id2label.values())
+        named = getattr(getattr(job.bare_model, "config", None), "id2label", None)
+        labels = list(named.values()) if named else list(class_names(job.plan))
+        labels = labels or list(map(str, range(job.plan.targets.num_labels)))
         values, classes = classification_metrics(*predictions.gather(job.ranks), labels)
         row |= values
     if tokens is not None:
@@ -89,6 +90,8 @@ def measure(
 def row_of_loss(job: TrainingState, loss: float) -> metrics.Row:
     """Return a row with the loss, and with perplexity and bits per byte if they are defined."""
     row: metrics.Row = {metrics.EVAL_LOSS: loss}
+    if has_own_loss(job.plan):
+        return row
     if job.data.bytes_are_tokens:
         row[metrics.BITS_PER_BYTE] = loss / math.log(2)
     if job.plan.targets.per_token and loss < math.log(sys.float_info.max):

@@ -135,7 +135,9 @@ def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
     options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
     used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
     kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
-    model = class_of(kind, config.targets.option) or kind
+    own = getattr(config.model, "target", "") or type(config.data).__name__
+    known = kind and config.targets.option != "custom"
+    model = (class_of(kind, config.targets.option) or kind) if known else own
     library = modules[-1].partition(".")[0]
     why = f"{library} rejects {model}{f' with {used}' if used else ''}: {message}"
     for module in reversed(modules):

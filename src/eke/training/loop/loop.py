@@ -4,12 +4,19 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+import torch
+
+from eke.common.errors import RunError
 from eke.common.text import format_seconds
 from eke.plan.record import IN_LOG, metrics
 from eke.training.batches.batches import MicroBatch
+from eke.training.custom import is_plain
+from eke.training.custom.checks import check_division, check_hidden_state, hidden_state
+from eke.training.distributed.fsdp import local_tensor
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.evaluation import best_so_far, is_exhausted, measure, note_evaluation
 from eke.training.loop.failure import Diverged
@@ -20,7 +27,7 @@ from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
 from eke.training.observe.observe_run import look_at_evaluation, profile_step
 from eke.training.optimizer.build_optimizer import evaluation_weights
-from eke.training.optimizer.update import set_learning_rate
+from eke.training.optimizer.update import PlainUpdate, set_learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +44,34 @@ def train(job: TrainingState) -> None:
     Raises Stopped after a signal, when the checkpoint, if one is due, is complete. Diverged: A loss
     is not finite. RunError: The chosen attention kernel does not support the inputs.
     """
+    check_division(job)
     between = BetweenSteps(job)
     if job.start_step == 0:
         evaluate_at(job, 0)
     batches = job.data.train_steps(job.start_step, job.ranks.rank, job.update.even)
     job.model.train()
+    call, per_epoch = job.callbacks.call, job.plan.steps.per_epoch
+    step = job.start_step - 1
+    call("on_train_begin", job.start_step)
+    before = hidden_state(job.bare_model) if is_plain(job.bare_model) else {}
     for step in range(job.start_step, job.plan.steps.total):
+        if step % per_epoch == 0:
+            call("on_epoch_begin", step)
+        call("on_step_begin", step)
         try:
             with profile_step(job, step - job.start_step):
                 totals = train_step(job, batches, step)
         except Interrupted:
             between.give_up(step)
+        if step == job.start_step and before:
+            check_hidden_state(job, before)
+        call("on_step_end", step + 1)
+        if (step + 1) % per_epoch == 0:
+            call("on_epoch_end", step + 1)
         between.finish(step, totals)
         if between.is_over:
             break
+    call("on_train_end", step + 1)
 
 
 class BetweenSteps:
@@ -73,6 +94,7 @@ class BetweenSteps:
         """Do the actions that are due after this step, counted from 0. Raises like `train`."""
         job, settings = self.job, self.job.plan.config.train
         done = step + 1
+        ends, saves_now, evaluates = job.callbacks.requests()
         is_last = done == job.plan.steps.total
         if totals.saved >= job.ranks.world_size:
             finish_saving(job)
@@ -81,7 +103,9 @@ class BetweenSteps:
         requested = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
         stop = None if is_last else requested  # finished training is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
+        eval_due = eval_due or ends or evaluates
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
+        save_due = save_due or saves_now
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
             if time.monotonic() - self.said > _SAY_EVERY_S and rows and not is_last:
@@ -89,7 +113,11 @@ class BetweenSteps:
                 self.said = time.monotonic()
         if eval_due:
             evaluate_at(job, done)
-            self.is_over = not is_last and is_exhausted(job)
+            wants, saves_now, _ = job.callbacks.requests()
+            ends, save_due = ends or wants, save_due or saves_now
+            self.is_over = not is_last and (is_exhausted(job) or ends)
+            if ends:
+                job.effective["callback_stop"] = done
             is_last = is_last or self.is_over
         best = best_so_far(job)
         is_best = best is not None and best.step == done
@@ -97,6 +125,7 @@ class BetweenSteps:
         saves = is_best or (settings.save_final if is_last else save_due or on_signal)
         if saves:
             save(job, done, exports=is_best or is_last)
+            job.callbacks.call("on_save", done)
         if is_last or stop:
             finish_saving(job)
         if stop and not self.is_over:
@@ -137,9 +166,45 @@ def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: in
     cut, totals = next_step(job, batches)
     rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, rate)  # an update may already step in the backward pass
-    total, grad_norm = take_step(job, cut, totals.num_targets, step, partial(enter, job))
-    job.meter.end_step(step, total, grad_norm, rate, totals)
-    return totals
+    exact, passes = totals, 0
+
+    def begin(phase: str) -> None:
+        nonlocal exact, passes
+        passes += phase == "forward"
+        if phase == "forward" and passes > 1:
+            job.callbacks.call("on_substep_end", step)
+        enter(job, phase)
+        if phase == "optimizer":
+            exact = count_exactly(job, totals)
+            job.callbacks.call("on_pre_optimizer_step", step)
+
+    total, grad_norm = take_step(job, cut, totals.num_targets, step, begin)
+    job.callbacks.call("on_optimizer_step", step)
+    job.meter.end_step(step, total, grad_norm, rate, exact)
+    return exact
+
+
+def count_exactly(job: TrainingState, totals: StepTotals) -> StepTotals:
+    """Divide the gradients by the count that own code returned with its loss, if any. Collective.
+
+    RunError: It differs from `loss.per`, and the gradients have been used already.
+    """
+    counts = getattr(job.loss, "counts", None)
+    if counts is None:
+        return totals
+    mine = torch.stack([torch.zeros((), dtype=torch.float64, device=job.device), *counts]).sum()
+    counts.clear()
+    count = job.ranks.sum(mine).item()
+    if count == totals.num_targets or count <= 0:
+        return totals
+    if not isinstance(job.update, PlainUpdate):
+        raise RunError(
+            f"loss = custom: it counts {count:g}, and loss.per {totals.num_targets}. Gradients "
+            "were divided by the second -> loss.per=KEY with the same count"
+        )
+    found = [local_tensor(p.grad) for p in job.parameters if p.grad is not None]
+    torch._foreach_mul_(found, totals.num_targets / count)
+    return replace(totals, num_targets=count)
 
 
 def next_step(
@@ -163,6 +228,7 @@ def evaluate_at(job: TrainingState, step: int) -> None:
     with evaluation_weights(job.optimizer):
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
+    job.callbacks.call("on_evaluate", step, metrics=row)
     job.eval_s += time.perf_counter() - start
     # Check only the last loss: an earlier one may have overflowed in its own number format.
     is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]
@@ -176,6 +242,8 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
     if job.ranks.is_main:
         metrics.append_rows(job.paths.metrics, rows)
         job.tracker.log(rows)
+        for row in rows:
+            job.callbacks.call("on_log", int(row[metrics.STEP]), logs=row)
     if job.plan.config.train.stop_on_nonfinite:
         for row in rows:
             if not math.isfinite(row[metrics.LOSS]):
@@ -185,9 +253,10 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
 
 def _log_step(job: TrainingState, row: metrics.Row) -> None:
     step, total, seconds = row[metrics.STEP], job.plan.steps.total, row[metrics.STEP_TIME]
+    unit = "tokens" if row[metrics.TOKENS] else "samples"
     _log.info(
         f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "
-        f"{row[metrics.TOKENS] / seconds:.0f} tokens/s  "
+        f"{(row[metrics.TOKENS] or row[metrics.SAMPLES]) / seconds:.0f} {unit}/s  "
         f"about {format_seconds((total - step) * seconds)} left",
         extra={"prefix": IN_LOG},  # shown from the metrics
     )

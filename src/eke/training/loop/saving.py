@@ -45,6 +45,7 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
     def prepare() -> None:
         if ranks.is_main:
             begin_checkpoint(unfinished)
+            job.callbacks.save(unfinished)
         held = saving.held = job.update.hold(job.bare_model)
         if held is not None:
             mine = {n: s for n, s in enumerate(states) if n % held.world_size == held.rank}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class _StepContext(EvaluationContext, Protocol):
 def take_step(
     job: _StepContext,
     cut: Sequence[MicroBatch],
-    num_targets: int,
+    num_targets: float,
     step: int,
     enter: Callable[[str], None],
 ) -> tuple[Tensor, Tensor | None]:
@@ -66,7 +66,20 @@ def take_step(
 
 
 @torch.no_grad()
-def add_evaluation(job: EvaluationContext, batch: MicroBatch, total: Tensor) -> None:
-    """Add the evaluation loss of a micro-batch, summed over its targets, to `total`."""
+def add_evaluation(
+    job: EvaluationContext,
+    batch: MicroBatch,
+    total: Tensor,
+    model: nn.Module | None = None,
+    loss: LossFunction | None = None,
+) -> Any:
+    """Add a micro-batch's summed loss to `total`, and return the output of `model` if given."""
+    outputs: list[Any] = []
+
+    def kept(**inputs: Any) -> Any:
+        outputs.append(cast(nn.Module, model)(**inputs))
+        return outputs[0]
+
     with job.formats.eval_autocast():
-        total += job.loss(job.model, batch)
+        total += (loss or job.loss)(job.model if model is None else kept, batch)
+    return outputs[0] if outputs else None

@@ -177,7 +177,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
 
     def get_batch_samples(self, *_: Any) -> tuple[list[_Inputs], int]:
         """Return micro-batches of one optimizer step, and the targets of the global batch."""
-        return self.steps.take(), self.steps.totals.num_targets
+        return self.steps.take(), int(self.steps.totals.num_targets)
 
     def autocast_smart_context_manager(self, *_: Any) -> AbstractContextManager[object]:
         """Return the planned autocast context."""

@@ -20,6 +20,7 @@ from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.batches.tasks import is_packed
 from eke.training.checkpoint import Saving, load_checkpoint, load_model, newest_complete
+from eke.training.custom.callbacks import OwnCallbacks
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     ShardedUpdate,
@@ -85,6 +86,7 @@ class TrainingState:
     multiplier: Multiplier = field(init=False)
     data: TrainingData = field(init=False)
     transfer: Transfer = field(init=False)
+    callbacks: OwnCallbacks = field(init=False)
     start_step: int = 0
     tokenizer: Any = None
     """Tokenizer of transformers, saved with the weights. None for bytes."""
@@ -140,8 +142,12 @@ class TrainingState:
         self.multiplier = build_schedule(plan)
         self.data = build_data(plan, left=report.padding == "left")
         self.transfer, self.tokenizer = Transfer(device), load_plan_tokenizer(plan)
+        self.callbacks = OwnCallbacks(self)
+        if checkpoint is not None:
+            self.callbacks.load(checkpoint)
         self._warn_of_start(report)
         self.note_stage("weights")
+        self.callbacks.call("on_init_end", self.start_step)
 
     def _start(self, shared: nn.Module, parts: Parts | None, checkpoint: Path | None) -> None:
         """Load the checkpoint, if any, and compile the model or build its engine."""
@@ -154,7 +160,7 @@ class TrainingState:
         engine: DeepSpeedUpdate | None = None
         scaler: Any = self.formats.scaler
         if plan.deepspeed is None:
-            self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan)
+            self.model, self.loss = compile_model(plan, shared), build_compiled_loss(plan, model)
             if plan.ranks.is_dp:  # one module per device of this rank
                 made = build_data_parallel(plan, self.model, self.loss, self.formats)
                 self.model, self.loss = made
@@ -172,7 +178,7 @@ class TrainingState:
             self.model = build_engine(plan, model, self.optimizer, *how)
             self.update = engine = DeepSpeedUpdate(plan, self.model, self.device)
             # The engine has its own autocast and loss scale.
-            self.loss, scaler = build_loss(plan), engine.scale
+            self.loss, scaler = build_loss(plan, model), engine.scale
             self.formats = Formats(nullcontext, nullcontext, None)
         # Dropout masks differ between ranks. A checkpoint restores its own states.
         accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)

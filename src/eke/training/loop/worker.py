@@ -13,6 +13,7 @@ from eke.common.output import open_streams
 from eke.common.paths import RANK, RunPaths
 from eke.common.python_runtime import describe_missing_api, importing
 from eke.hardware import environment
+from eke.plan.own_code import frozen_folder, serve_code
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -74,6 +75,7 @@ def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     except ChangedError as error:
         failure = Failure("software", str(error))
         return _record_end(own, paths, number, Outcome.refused, failure)
+    serve_code(plan.code, frozen_folder(paths.folder))
     # Import torch only now: signals are handled and the attempt is on disk by then.
     try:
         with importing():
@@ -109,7 +111,9 @@ def _follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     deadline = time.monotonic() + _PLAN_TIMEOUT_S
     while not paths.plan.exists() and time.monotonic() < deadline:
         time.sleep(_PLAN_POLL_S)
-    ranks = _join_ranks(read_plan(paths))
+    plan = read_plan(paths)
+    serve_code(plan.code, frozen_folder(paths.folder))
+    ranks = _join_ranks(plan)
     number = ranks.tell(None)
     return run_follower(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
 

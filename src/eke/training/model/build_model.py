@@ -6,9 +6,10 @@ from typing import Any, cast
 import torch
 
 from eke.common.text import BOS, EOS, PAD
-from eke.config.schema import Config, PretrainedModel
+from eke.config.schema import Config, CustomModel, PretrainedModel
 from eke.models.families import family_of
 from eke.plan.planner import Plan
+from eke.training.custom.build import build_own_model
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import convert_linear_layers, freeze_named, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
@@ -47,13 +48,16 @@ def build_model_and_report(
     """
     four_bit = is_four_bit(plan) and device.type != "meta"
     place = torch.device("cpu") if four_bit else device
-    if isinstance(plan.config.model, PretrainedModel):
+    if isinstance(plan.config.model, CustomModel):
+        model, report = build_own_model(plan, place, parts), LoadReport()
+    elif isinstance(plan.config.model, PretrainedModel):
         model, report = load_pretrained(plan, place, parts)
     else:
         model, report = _random_model(plan, place, parts), LoadReport()
     with parts or nullcontext():
         freeze_named(plan, model)
-        train_padding_embedding(plan, model)
+        if not isinstance(plan.config.model, CustomModel):
+            train_padding_embedding(plan, model)
         freeze_unused(model)
         cast_experts(model)
         convert_linear_layers(plan, model, device)

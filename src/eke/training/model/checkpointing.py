@@ -11,18 +11,21 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     _CachingTorchDispatchMode,
+    checkpoint,
     create_selective_checkpoint_contexts,
 )
 
 from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
 from eke.plan.planner import Plan
+from eke.training.custom import is_plain, origin_of
 
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 """Contexts of the first and of the second forward pass."""
@@ -157,6 +160,10 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
             f"{key}: {type(model).__name__} has no layers that transformers can checkpoint"
             "\n  -> memory=none"
         )
+    if is_plain(model):
+        for layer in layers[:: memory.every_n]:
+            layer.forward = partial(_checkpointed, layer, layer.forward, arguments)
+        return
     # transformers has renamed the method. Early 5.x versions have only the old name.
     renamed = hasattr(model, "activation_checkpointing_enable")
     enable: Any = getattr(model, f"{'activation' if renamed else 'gradient'}_checkpointing_enable")
@@ -184,11 +191,38 @@ def _checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
     return arguments
 
 
-def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the Transformer layers, the units of checkpointing (T5: encoder first)."""
+def _checkpointed(
+    layer: nn.Module, forward: Callable[..., Any], how: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run a layer's forward pass, which a backward pass repeats."""
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, **how, **kwargs)
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated layers, the units of checkpointing (T5: encoder first).
+
+    In own code: of the classes in `model.layers`, else members of one list of modules of one class
+    with inner modules, without layers inside others.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    origin = origin_of(model)
+    if origin is not None and origin.layers is not None:
+        return [m for m in model.modules() if type(m).__name__ in origin.layers]
+    found = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    return found if found or origin is None else [*_members(model)]
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    children = [*module.children()]
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    if is_list and len({*map(type, children)}) == 1 and all([*m.children()] for m in children):
+        yield from dict.fromkeys(children)
+        return
+    for child in children:
+        yield from _members(child)
 
 
 @contextmanager

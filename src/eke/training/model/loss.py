@@ -17,9 +17,17 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
+from eke.config.schema import CustomModel
 from eke.models.checkpoints.architecture import logits_change, router_loss
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
+from eke.training.custom.outputs import (
+    InputsOf,
+    OwnLoss,
+    forward_arguments,
+    has_own_loss,
+    logits_of,
+)
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
 from eke.training.model.fused_loss import UNCHANGED, change_logits, fused_loss_sum, with_parts
@@ -152,17 +160,21 @@ LossFunction = Callable[..., Tensor]
 `smoothing` is the share of each target spread over all classes."""
 
 
-def build_loss(plan: Plan) -> LossFunction:
-    """Return the function from a micro-batch to its loss."""
+def build_loss(plan: Plan, model: nn.Module | None = None) -> LossFunction:
+    """Return the function from a micro-batch to its loss. Own code needs the unwrapped `model`."""
+    if has_own_loss(plan):
+        return OwnLoss(plan, cast(nn.Module, model))
+    if isinstance(plan.config.model, CustomModel):
+        return partial(from_logits, arguments=forward_arguments(plan, cast(nn.Module, model)))
     loss = from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
     coefficient = router_loss(plan.config)
     asks = coefficient is not None or getattr(plan.config.model, "router_loss", None) is not None
     return partial(with_router, loss, coefficient or 0.0) if asks else loss
 
 
-def build_compiled_loss(plan: Plan) -> LossFunction:
+def build_compiled_loss(plan: Plan, model: nn.Module | None = None) -> LossFunction:
     """Return the loss function, compiled on a GPU if the model or its layers are compiled."""
-    loss = build_loss(plan)
+    loss = build_loss(plan, model)
     # Eager cross-entropy moves 44 bytes per logit, compiled 12 (16-bit logits; 17.8 and 2.9 ms for
     # 8,192 x 128,256 on an H100). On a CPU most runs would lose more time by compilation.
     if not plan.config.compile.is_inductor or plan.device.kind != "cuda":
@@ -202,11 +214,16 @@ def from_loss_head(
 
 
 def from_logits(
-    model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
+    model: nn.Module,
+    batch: MicroBatch,
+    smoothing: float = 0.0,
+    compiled: bool = False,
+    arguments: InputsOf = attrgetter("inputs"),
 ) -> Tensor:
     """Return the loss of all logits."""
     take = compiled_loss_sum() if compiled else loss_sum
-    return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
+    logits = logits_of(model(**arguments(batch)))
+    return take(logits, batch.labels, smoothing, batch.sources)
 
 
 def with_router(
@@ -238,7 +255,7 @@ _Shift = Callable[[Tensor], Tensor]
 
 def build_shift(plan: Plan) -> _Shift | None:
     """Return the label shift of the model's class, None for other tasks. RunError: no shift."""
-    if not plan.targets.has_target:
+    if not plan.targets.has_target or isinstance(plan.config.model, CustomModel):
         return None
     import transformers
 

@@ -20,6 +20,8 @@ from eke.common.text import format_number
 from eke.config.schema import PretrainedModel
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
+from eke.training.custom import is_plain
+from eke.training.custom.build import save_own_model
 from eke.training.distributed.fsdp import local_tensor
 from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import (
@@ -70,7 +72,9 @@ def save_pretrained(
     quick = patch.object(other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules)
     try:
         with as_it_is, quick:
-            if is_adapted(model):
+            if is_plain(model):
+                save_own_model(model, folder, with_weights=weights is None)
+            elif is_adapted(model):
                 save_adapter(model, folder, weights)
                 if generation := getattr(mine.get_base_model(), "generation_config", None):
                     generation.save_pretrained(folder)  # ends of turn, which the base lacks
@@ -78,7 +82,7 @@ def save_pretrained(
                 mine.save_pretrained(folder, max_shard_size=shard_bytes, state_dict=weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        for name in (CONFIG, GENERATION):
+        for name in () if is_plain(model) else (CONFIG, GENERATION):
             _drop_training_settings(folder / name, _widest(model))
     except Exception as error:
         system = system_error(error)
@@ -107,7 +111,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         mine.tensor.copy_(tensor)
         left.pop(_memory(place), None)  # one of its names is enough
 
-    if not is_adapted(model) and _is_converted(model):
+    if not (is_plain(model) or is_adapted(model)) and _is_converted(model):
         _convert(model, folder, put)
     else:
         names = ADAPTER_WEIGHTS if is_adapted(model) else "model*.safetensors"
@@ -239,7 +243,7 @@ def set_eos_token_ids(plan: Plan, model: nn.Module) -> None:
 def set_id2label(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Write the data's class names into the configuration, and warn of a head with others."""
     names = class_names(plan)
-    if not names:
+    if not names or is_plain(model):
         return []
     config: Any = model.config
     before = config.id2label

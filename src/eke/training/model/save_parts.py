@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from eke.common.files import write_json
 from eke.plan.planner import Plan
 from eke.training.batches.dataset import load_plan_tokenizer
+from eke.training.custom import is_plain
 from eke.training.model.adapters import is_adapted
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.save_model import (
@@ -20,6 +21,7 @@ from eke.training.model.save_model import (
     set_id2label,
 )
 from eke.training.part_files import PartFiles, SavedTensors
+from eke.training.state_parts import named_weights
 
 _FILE_BYTES = 50 * 10**9
 """Largest size of a weights file. The default of transformers 5."""
@@ -105,6 +107,9 @@ def _saved_names(model: Any) -> list[str]:
     """Return the weights that transformers saves, of tied weights the name that it loads."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+    if is_plain(model):
+        found, _ = named_weights(model)
+        return sorted(found)
     ignored = set(model._keys_to_ignore_on_save or ())
     places: dict[int, Tensor] = {}  # one small tensor per weight, since it compares memory
     found = {
@@ -123,5 +128,7 @@ def _converted(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the names and shapes that transformers saves (experts differ)."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    if is_plain(model):
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
     found: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return {name: tensor.contiguous() for name, tensor in found.items()}

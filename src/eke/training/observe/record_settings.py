@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from eke.config.schema import Attention, Backend, Packing, PeerToPeer
+from eke.config.schema import Attention, Backend, CustomModel, Packing, PeerToPeer
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
@@ -130,6 +130,9 @@ def note_kernels(job: TrainingState, seen: KernelProbe) -> None:
 
 def _note_attention(job: TrainingState, seen: KernelProbe) -> None:
     attention = job.plan.config.attention
+    if isinstance(job.plan.config.model, CustomModel):
+        job.effective["attention_kernels"] = sorted(seen.attention_kernels)
+        return
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
     job.effective["attention_implementation"] = implementation

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eke.config.schema import DecayingSchedule, WSDSchedule
+from eke.config.schema import CustomSchedule, DecayingSchedule, WSDSchedule
 from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
+from eke.training.custom.build import build_own_schedule
 from eke.training.distributed.fsdp import local_tensor
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import Groups, parameter_groups
@@ -99,6 +100,8 @@ Multiplier = Callable[[int], float]
 
 def build_schedule(plan: Plan) -> Multiplier:
     """Return the schedule: linear warm-up from peak / warm-up steps, then the option's shape."""
+    if isinstance(plan.config.schedule, CustomSchedule):
+        return build_own_schedule(plan)
     warmup, total = plan.steps.warmup, plan.steps.total
     shape = SHAPES[plan.config.schedule.option]
 

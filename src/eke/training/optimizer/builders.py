@@ -15,12 +15,25 @@ from torch.optim import Optimizer
 
 from eke.common.errors import RunError
 from eke.config import schema
+from eke.config.parts import Part
 from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
+from eke.plan.own_code import call_part
 from eke.plan.planner import Plan
+from eke.training.custom import find_part, refuse
 from eke.training.distributed.build_operators import load_adam
 from eke.training.model.model_checks import preserve_rng_state
 from eke.training.optimizer.update import RATIO, Groups, split
+
+
+def custom(plan: Plan, groups: Groups) -> Optimizer:
+    """Return the optimizer of own code. RunError: It is no optimizer."""
+    part = cast(Part, find_part(plan.config, "optimizer"))
+    own = [{k: v for k, v in group.items() if k != "role"} for group in groups]
+    made = call_part(part, own, lr=plan.config.optimizer.lr)
+    if not isinstance(made, Optimizer):
+        raise refuse(part, f"returned {type(made).__name__}, not a torch.optim.Optimizer")
+    return made
 
 
 def _make(name: str, groups: Groups, config: schema.AdamW | schema.Lion, **more: Any) -> Optimizer:

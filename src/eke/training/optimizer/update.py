@@ -24,7 +24,7 @@ class Update(Protocol):
         """Return the context of a micro-batch. Ranks exchange gradients in the last of a step."""
         return nullcontext()
 
-    def backward(self, loss: Tensor, num_targets: int) -> None:
+    def backward(self, loss: Tensor, num_targets: float) -> None:
         """Add the gradients of the scalar `loss`, divided by the targets of the entire step."""
 
     def apply(self) -> Tensor | None:
@@ -72,7 +72,7 @@ class PlainUpdate(Update):
         apart: AbstractContextManager[None] = getattr(self.model, "no_sync", nullcontext)()
         return apart
 
-    def backward(self, loss: Tensor, num_targets: int) -> None:
+    def backward(self, loss: Tensor, num_targets: float) -> None:
         """Add the gradients of the loss."""
         # Not Accelerate's backward, which divides by its accumulation steps. The factor compensates
         # for ranks that average gradients instead of summing them.
@@ -139,7 +139,7 @@ class InBackwardUpdate(Update):
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._step)  # type: ignore[no-untyped-call]  # torch 2.13
 
-    def backward(self, loss: Tensor, num_targets: int) -> None:
+    def backward(self, loss: Tensor, num_targets: float) -> None:
         """Compute gradients, which update their weights and are freed."""
         loss.backward(torch.full_like(loss, 1 / num_targets))  # type: ignore[no-untyped-call]  # torch 2.13
 

@@ -6,6 +6,7 @@ torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.c
 keeps the same tensors as the flash kernel.
 """
 
+import sys
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
+from eke.common.errors import RunError
 from eke.plan.planner.planner import FLASH_CAPABILITY, workspace_bytes
 from eke.training.trace.fake_device import call_key
 
@@ -29,13 +31,22 @@ _ROW_BYTES = 16
 class Questions:
     """Data-dependent results for a batch with equal rows."""
 
-    def __init__(self, padded: bool, mode: FakeTensorMode) -> None:
+    def __init__(self, padded: bool, mode: FakeTensorMode, is_own: bool = False) -> None:
         self.padded = padded
         """True if a row is padded, so that the batch's mask is not all ones."""
+        self.is_own = is_own
+        """True if own code runs, whose questions have no answer."""
+        self.inexact: set[str] = set()
+        """Operators of own code whose kernels allocate memory of unknown size."""
         self._mode = mode
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result, or NotImplemented if it follows from shapes."""
+        """Return the result, or NotImplemented if it follows from shapes.
+
+        RunError: Own code reads the values of a tensor.
+        """
+        if self.is_own:
+            self._note_own(func, args)
         if func is aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
                 return not self.padded
@@ -54,6 +65,18 @@ class Questions:
             return self._grouped(args[0], args[1], offsets)
         return NotImplemented
 
+    def _note_own(self, func: Any, args: tuple[Any, ...]) -> None:
+        name = func.__name__.partition(".")[0]
+        by_value = func is aten.index.Tensor and any(
+            isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        )
+        if (by_value or name in _BY_VALUE) and (place := _asking_line()):
+            raise RunError(f"{place} reads the values of a tensor")
+        if "rnn" in name or "lstm" in name or "gru" in name:
+            self.inexact.add(name)
+        if name.startswith("convolution") and args[0].dim() == 3:
+            self.inexact.add("convolution of one dimension")
+
     def _grouped(self, one: Any, other: Any, offsets: Any) -> Any:
         """Return products of groups of rows as torch/_meta_registrations.py, also in float32."""
         if one.dim() == 2 and other.dim() == 2:
@@ -71,6 +94,23 @@ class Questions:
     def _make_empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
         with self._mode:
             return torch.empty(shape, dtype=dtype, device=device)
+
+
+_BY_VALUE = ("_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2")
+"""Operators whose result depends on values."""
+
+
+def _asking_line() -> str:
+    """Return `file:line` of the innermost frame outside torch and eke, "" for transformers."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module == "transformers":
+            return ""
+        if module not in ("torch", "eke", "contextlib") and module not in sys.stdlib_module_names:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _picks_by_truth(indices: Any) -> bool:

@@ -44,6 +44,8 @@ class History:
     """Position of the first event, and name of each phase."""
     components: list[str] = field(default_factory=list)
     """Kind of each storage, by its number."""
+    inexact: set[str] = field(default_factory=set)
+    """Operators that allocate memory of unknown size."""
 
     def begin(self, phase: str) -> None:
         """Begin a phase. The peak of a phase without name is not recorded."""

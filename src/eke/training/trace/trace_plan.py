@@ -2,7 +2,9 @@
 
 import importlib
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,16 +12,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
 from eke.common.python_runtime import describe_missing_api
-from eke.config.schema import Backend, Packing
+from eke.common.text import first_line
+from eke.config.parts import own_parts
+from eke.config.schema import Backend, CustomData, CustomModel, Packing
 from eke.config.schema.resources import Distributed
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, is_ragged, optimizer_entry
+from eke.plan.own_code import where_raised
 from eke.plan.planner import MicroBatchShape, Plan, evaluated, simulated_micro_batches
 from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.batches.batches import CacheRelease, MicroBatch, probe_sample
 from eke.training.batches.dataset import build_collator
+from eke.training.batches.sampler import evenly_spaced
 from eke.training.batches.tasks import concatenate_samples, is_packed
+from eke.training.custom.outputs import logits_of
+from eke.training.custom.samples import open_own
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
@@ -109,7 +117,7 @@ def _adapt_for_trace(plan: Plan) -> _TraceablePlan:
         found.change(distributed=Distributed("none"))
     _adapt_kernels(found)
     _adapt_optimizer(found)
-    if not family_of(config).is_known:
+    if not family_of(config).is_known and not isinstance(config.model, CustomModel):
         found.notes.append("parameters that no output depends on are taken for trained")
     if config.engine.is_trainer:
         found.notes.append("engine=trainer: traced as eke's own loop")
@@ -156,6 +164,10 @@ def trace(plan: Plan) -> Traced:
             raise
         adapted.leave_uncompiled()
         history = _traced(adapted)
+    if isinstance(plan.config.data, CustomData) and not _own_micro_batch(plan, False)[1]:
+        adapted.notes.append("samples differ in size: the largest of 64 is traced")
+    for name in sorted(history.inexact):
+        adapted.notes.append(f"{name}: its kernel allocates memory that a trace does not contain")
     apart = (*STATES, AUTOCAST) if plan.ranks.fsdp else STATES
     allocator = CachingAllocator() if plan.device.kind == "cuda" else PlainSum()
     peaks = replay(history, allocator, apart)
@@ -169,6 +181,8 @@ def _traced(adapted: _TraceablePlan) -> History:
     except RunError as error:
         raise Untraceable(str(error)) from error
     except Exception as error:  # private functions of torch may change in any way
+        if where := where_raised(error):
+            raise Untraceable(f"{where}: {type(error).__name__}: {first_line(error)}") from error
         # Report the place: a library's own message would be misleading.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
@@ -179,7 +193,25 @@ def _traced(adapted: _TraceablePlan) -> History:
         raise Untraceable(why) from error
 
 
-def _make_batch(plan: Plan, micro: MicroBatchShape) -> MicroBatch:
+_LOOKED_AT = 64
+"""Evenly spaced samples of own data, of which the largest is traced."""
+
+
+def _own_micro_batch(plan: Plan, evaluation: bool) -> tuple[MicroBatch, bool]:
+    """Return a micro-batch of the largest sample, and whether samples are equally large."""
+    *splits, collate = open_own(plan)
+    samples, size = splits[evaluation], plan.batch.per_device
+    if evaluation:
+        size = plan.batch.eval_per_device
+    drawn = [samples[0, n] for n in evenly_spaced(len(samples), _LOOKED_AT).tolist()]
+    sizes = [sum(t.nbytes for t in collate([each]).tensors) for each in drawn]
+    largest = drawn[sizes.index(max(sizes))]
+    return collate([largest] * size), len({*sizes}) == 1
+
+
+def _make_batch(plan: Plan, micro: MicroBatchShape, evaluation: bool = False) -> MicroBatch:
+    if isinstance(plan.config.data, CustomData):
+        return _own_micro_batch(plan, evaluation)[0]
     sample = probe_sample(plan, micro.source, micro.target, micro.rows)
     if plan.config.data.packing is Packing.on and is_ragged(plan.config):
         sample = concatenate_samples([sample])
@@ -200,10 +232,11 @@ def trace_history(plan: Plan) -> History:
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
     train = _make_batch(plan, simulated_micro_batches(plan).expected)
-    evaluation = _make_batch(plan, evaluated(plan))
+    evaluation = _make_batch(plan, evaluated(plan), evaluation=True)
     mode = FakeTensorMode()
     workspaces = Workspaces(plan.device.kind, plan.device.capability)
-    watch = StorageTrace(mode, device, Questions(_is_padded(plan), mode), workspaces)
+    questions = Questions(_is_padded(plan), mode, is_own=bool(own_parts(plan.config)))
+    watch = StorageTrace(mode, device, questions, workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are patched
     if plan.config.compile.is_on:
@@ -212,6 +245,7 @@ def trace_history(plan: Plan) -> History:
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
             Training(plan, model, watch, device).run(train, evaluation)
+    watch.history.inexact = questions.inexact
     return watch.history
 
 
@@ -243,14 +277,14 @@ class Training:
         self.update: Update = PlainUpdate(plan, model, self.optimizer, scaler, parameters)
         if plan.config.memory.optimizer_in_backward:  # as in `TrainingState`
             self.update = InBackwardUpdate(self.optimizer, parameters, record)
-        self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan)
+        self.model, self.loss = compile_model(plan, model), build_compiled_loss(plan, model)
         self.offload = build_activation_offload(plan, model, self.formats.held)
         self.cache_release = CacheRelease(None, device)  # recorded by `_step`
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
         """Evaluate, take two steps and evaluate again. Values in the batches have no effect."""
         history, trace = self.trace.history, self.trace
-        self.model.register_forward_hook(lambda _, __, out: trace.record_logits(out.logits))
+        self.model.register_forward_hook(self._note_logits)
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]  # torch 2.13
@@ -263,6 +297,10 @@ class Training:
                 self._step(train, step)
         trace.begin("evaluation")
         history.repeat(start, end)
+
+    def _note_logits(self, _: Any, __: Any, output: Any) -> None:
+        with suppress(RunError):  # own code may return only a loss
+            self.trace.record_logits(logits_of(output))
 
     def _note_gradient(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None:
@@ -304,7 +342,8 @@ class Training:
     def _moved(self, batch: MicroBatch) -> MicroBatch:
         moved = batch.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device=self.device))
         self.trace.call(moved.tensors, BATCH)
-        if self.trace.kind == "cpu":  # tensors of the loader, allocated by NumPy
+        # Tensors of eke's loader are allocated by NumPy.
+        if self.trace.kind == "cpu" and batch.labels is not None:
             for tensor in moved.tensors:
                 self.trace.forget(tensor)
         return moved

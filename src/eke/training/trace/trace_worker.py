@@ -12,10 +12,14 @@ import sys
 import warnings
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, TextIO
 
 from eke.common.python_runtime import describe_missing_api, importing, relax_gc
+from eke.config.schema import Config
 from eke.config.schema.codec import make_converter
+from eke.plan import own_code
+from eke.plan.own_code import Code
 from eke.plan.planner import Plan
 from eke.training.loop.environment import QUIET
 
@@ -34,7 +38,10 @@ def _main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     relax_gc()
-    serve(iter(sys.stdin.readline, ""), answers)
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # own code must not wait for input, or read requests
+    serve(iter(requests.readline, ""), answers)
     return 0
 
 
@@ -58,9 +65,13 @@ def import_libraries() -> None:
 def _answer_line(line: str) -> dict[str, Any]:
     converter = make_converter()
     try:
-        plan = converter.structure(json.loads(line), Plan)
+        content = json.loads(line)
+        if content.keys() == {"config", "code"}:
+            return _examined(content)
+        plan = converter.structure(content, Plan)
     except Exception as error:  # cattrs raises groups of any errors
         return {"reason": f"not a readable plan ({type(error).__name__})"}
+    own_code.serve_code(plan.code, own_code.code_store(plan.code) if plan.code else Path())
     try:
         import_libraries()
         from eke.training.trace.trace_plan import Untraceable, trace
@@ -73,6 +84,16 @@ def _answer_line(line: str) -> dict[str, Any]:
         if not (reason := describe_missing_api(error)):
             raise
         return {"reason": reason}
+
+
+def _examined(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what is found about own code."""
+    converter = make_converter()
+    with importing():
+        from eke.training.custom.probe import examine
+    config = converter.structure(content["config"], Config)
+    code = converter.structure(content["code"], Code)
+    return dict(converter.unstructure(examine(config, code)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -392,7 +392,7 @@ def _metadata() -> dict[str, Mapping[str, Any]]:
     for group in fields(Config):
         found[group.name] = group.metadata
         for cls in (group.default_factory, *VARIANTS.get(group.name, {}).values()):
-            for each in fields(cls) if isinstance(cls, type) else ():
+            for each in fields(cls) if is_dataclass(cls) else ():
                 known = each.metadata if "affects" in each.metadata else group.metadata
                 found.setdefault(f"{group.name}.{each.name}", known)
     return found

@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program, user_path
 from eke.common.text import format_number, format_seconds, format_value, suggest_match
 from eke.config.schema.fields import Affects
-from eke.plan.identity import FORMER_VALUES, canonical
+from eke.plan.identity import FORMER_GROUPS, FORMER_VALUES, canonical
 from eke.plan.record import Outcome, Record, table
 from eke.plan.record.find_folder import find_folder
 from eke.results.report.compare import statistics
@@ -360,7 +360,9 @@ def _described(entries: Sequence[Entry]) -> list[tuple[dict[str, str], Variant]]
     """Return each configuration with a record, with its settings, hardware and data."""
     variants, machines, _ = group(entries)
     facts = {m.letter: {key: m.facts.get(key, ABSENT) for key in HARDWARE} for m in machines}
-    former = {key: format_value(value) for key, value in FORMER_VALUES.items()}
+    groups = {f"{g}.{k}": value for g, keys in FORMER_GROUPS.items() for k, value in keys.items()}
+    groups |= {group: keys.get("option", "none") for group, keys in FORMER_GROUPS.items()}
+    former = {key: format_value(value) for key, value in {**FORMER_VALUES, **groups}.items()}
     found = []
     for each in variants:
         if each.first and each.first.record:
