@@ -362,8 +362,8 @@ FAULTS = (
     fault(
         "padding_is_a_target",
         "training/batches/batches.py",
-        "num_targets=int(np.count_nonzero(counts))",
-        "num_targets=int(counts.size)",
+        "num_targets, targets = int(np.count_nonzero(counts))",
+        "num_targets, targets = int(counts.size)",
         "the loss is divided by padding, too",
         "unit/training/batches/test_batches.py::test_samples_are_padded_to_the_longest",
     ),
@@ -458,8 +458,8 @@ FAULTS = (
     fault(
         "devices_multiply",
         "plan/record/metrics.py",
-        "flops_per_token * tokens_per_s / num_devices",
-        "flops_per_token * tokens_per_s * num_devices",
+        "each * rate / num_devices",
+        "each * rate * num_devices",
         "FLOP/s per device grow with the number of devices",
         "unit/plan/record/test_derive.py::test_throughput_is_samples_over_seconds_of_steady_steps",
     ),

@@ -12,6 +12,7 @@ from eke.common.paths import conf_folder
 from eke.config.compose.catalogue import GROUPS, headline, make_catalogue
 from eke.config.compose.compose_cache import make_trees
 from eke.config.compose.composer import Composed, compose_cells
+from eke.config.schema import ENTRIES
 
 CATALOGUE = make_catalogue()
 PRESETS = ("recipe", "experiment", "sweep")
@@ -30,6 +31,8 @@ def needed(group: str, option: str) -> list[str]:
         "model": {"pretrained": "name_or_path"},
         "offload": {"nvme": "path"},
     }  # fmt: skip
+    if option == "custom" and group != "task":
+        return [f"{group}.target=net.Net"]
     if option == "mix":
         return ["data.sources=[{option:jsonl,path:FOLDER}]"]
     key = places.get(group, {}).get(option)
@@ -64,6 +67,9 @@ def test_every_option_composes_and_names_itself(group: str, option: str, file: P
     if group in PRESETS:
         assert text.startswith("# @package _global_\n")
         assert f"{group}={option}" in headline(file)
+    elif group in ENTRIES:
+        assert getattr(composed.config, group) == {}
+        assert headline(file).startswith(f"{group}={option} ")
     else:
         assert getattr(composed.config, group).option == taken
         assert re.findall(r"^option: (.+)$", text, flags=re.MULTILINE) == [option]

@@ -11,7 +11,7 @@ from eke.cli import main as command
 from eke.cli.schema import DEFAULT_FOLDER
 from eke.config.compose.catalogue import GROUPS, make_catalogue
 from eke.config.editor import editor_settings, make_schemas
-from eke.config.schema import Config, SequenceClassification, WSDSchedule
+from eke.config.schema import ENTRIES, Config, SequenceClassification, WSDSchedule
 from eke.config.schema.fields import field_docs, summary
 
 SETTINGS = REPO / ".vscode" / "settings.json"
@@ -58,6 +58,7 @@ def resolved(schema, whole):
 
 def test_every_key_is_explained() -> None:
     classes = [cls for classes in CATALOGUE.sections.values() for cls in classes]
+    classes += ENTRIES.values()
     said = {doc for cls in [*classes, Config] for doc in field_docs(cls).values()}
     for name, schema in SCHEMAS.items():
         keys = [each for each in properties_in(schema["definitions"]) if each[0] != "defaults"]

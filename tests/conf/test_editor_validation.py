@@ -109,7 +109,7 @@ def test_invalid_file_fails_schema(name, text, said) -> None:
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 100, 10**9, 10**10, 2**53, 2**53 + 2, -1.5, -0.5, 0.0005,
     0.5, 0.95, 1.5, 1e-30, 1e300, float("inf"), "text", "on", "float32", "full", "fixed", "online",
-    {}, ["precision=fp16"], [{"option": "jsonl", "path": "a.jsonl"}],
+    {}, ["precision=fp16"], [{"option": "jsonl", "path": "a.jsonl"}], [[2, 3]],
 ]  # fmt: skip
 """Not in it: not-a-number, which JSON Schema cannot tell from a number."""
 KEYS = [

@@ -187,6 +187,9 @@ def test_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
     assert error.value.problems[0].id == "unknown_option"
 
 
+OWN_CODE = "custom"
+"""Option that names the user's own code, which is in no table."""
+
 TABLES = {
     "task": set(TASKS),
     "task's heads": set(HEADS),
@@ -204,7 +207,10 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES, ids=str)
 def test_options_and_builders_are_the_same_set(table) -> None:
-    assert set(CATALOGUE.options[table.partition("'")[0]]) == TABLES[table]
+    group = table.partition("'")[0]
+    assert {o for o in CATALOGUE.options[group] if o != OWN_CODE or o in TABLES[table]} == (
+        TABLES[table]
+    )
 
 
 def test_presets_of_fields_reach_every_builder() -> None:

@@ -29,7 +29,11 @@ def fields_of(option: str) -> str:
     return line.partition("/schema/optimizer/")[2].partition("@")[0]
 
 
-@pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
+OWN_CODE = "custom"
+"""Option with the user's own optimizer, whose facts are unknown."""
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIMIZER_REGISTRY if o != OWN_CODE])
 def test_entry_is_complete(option) -> None:
     known = OPTIMIZER_REGISTRY[option]
     assert list(inspect.signature(resolve_name(known.builder)).parameters) == ["plan", "groups"]
@@ -92,10 +96,11 @@ def named_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     schemas = {schema.__name__ for schema in OPTIMIZERS.values()}
+    names = OPTIMIZER_REGISTRY.keys() - {OWN_CODE}  # also an option of other groups
     found: set[str] = set()
     for node in ast.walk(tree):
         match node:
-            case ast.Constant(value=str(text)) if node not in said and text in OPTIMIZER_REGISTRY:
+            case ast.Constant(value=str(text)) if node not in said and text in names:
                 found.add(text)
             case ast.ImportFrom(module=str(module)) if module.startswith("eke.config.schema"):
                 found |= schemas & {alias.name for alias in node.names}

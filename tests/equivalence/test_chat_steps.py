@@ -149,7 +149,7 @@ def taken_by_trl(
 
 def in_order(data: TrainingData, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the first steps, in eke's order."""
-    order = data._order().steps(0, STEPS)
+    order = data.order().steps(0, STEPS)
     return [rows[data.train.source.chosen[number]] for keys in order for _, number in keys]
 
 
@@ -242,7 +242,7 @@ def test_end_of_turn_used_as_padding_is_trained(pads, packing, make_plan, tmp_pa
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert plan.vocabulary.pad == end
     data = build_data(plan)
-    order = [number for keys in data._order().steps(0, 3) for _, number in keys]
+    order = [number for keys in data.order().steps(0, 3) for _, number in keys]
     assert len(order) == len(data.train), "an epoch"
     answers = sum(
         message["role"] == "assistant"

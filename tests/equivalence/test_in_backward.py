@@ -14,7 +14,9 @@ BASE = (
 )  # fmt: skip
 
 
-OPTIMIZERS = sorted(o for o, known in OPTIMIZER_REGISTRY.items() if not known.fails_in_backward)
+OPTIMIZERS = sorted(
+    o for o, known in OPTIMIZER_REGISTRY.items() if not known.fails_in_backward and o != "custom"
+)
 
 FURTHER = {
     "adamw_8bit": ("optimizer.min_8bit_size=1",),  # else no tensor of this model is quantised

@@ -113,7 +113,7 @@ def test_training_loss_per_source_matches_its_rows(case, head, mixed, make_plan,
     samples = fresh.data.train
     assert isinstance(samples, MixSamples)
     sums, counts = [0.0] * 3, [0] * 3
-    (keys,) = trained.data._order().steps(0, 1)
+    (keys,) = trained.data.order().steps(0, 1)
     for key in keys:
         sample = samples[key]
         loss, count = loss_of(fresh, sample)
@@ -178,7 +178,7 @@ def test_rows_of_a_mixed_stream_keep_their_order(mixed, make_plan, tmp_path) -> 
     kept = [word for word in base if not word.startswith("data.sources")]
     alone = make_plan(*last_wins(*kept, *own, "data.shuffle_buffer=16"))
     stream = open_split(alone, evaluation=False)
-    keys = [key for step in job.data._order().steps(0, 16) for key in step]
+    keys = [key for step in job.data.order().steps(0, 16) for key in step]
     drawn = [sample for key in keys if not (sample := job.data.train[key])["source"][0]]
     assert len(drawn) > 2 * 40
     for number, sample in enumerate(drawn):

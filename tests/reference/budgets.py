@@ -17,6 +17,7 @@ BUDGETS = {
     "how-to/forecast.md": 900,
     "how-to/fit.md": 500,
     "how-to/models.md": 1300,
+    "how-to/own-code.md": 650,
     "how-to/several-gpus.md": 700,
     "how-to/interrupt.md": 400,
     "how-to/sweeps.md": 1000,

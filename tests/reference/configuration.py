@@ -13,12 +13,14 @@ from eke.config.compose.catalogue import (
     Catalogue,
     Field,
     KeyRow,
+    class_fields,
     default_text,
     key_rows,
     make_catalogue,
     option_summaries,
     title,
 )
+from eke.config.schema import ENTRIES
 from eke.config.schema.fields import summary
 
 _HEAD = "Generated from the schema and `conf/` by `make pages`.\n"
@@ -120,6 +122,8 @@ def _keys(name: str, catalogue: Catalogue) -> dict[str, KeyRow]:
     """Keys that a user can set, each as the first option has it, beginning with the default."""
     if name == _ROOT:
         return {row.key: row for row in key_rows("", "", catalogue)}
+    if name in ENTRIES:
+        return {row.key: row for row in key_rows(name, "none", catalogue)}
     if name not in catalogue.sections:
         return {}
     options = catalogue.options.get(name, {})
@@ -176,14 +180,19 @@ def _cell(value: Any) -> str:
 
 def _key_row(row: KeyRow, section: str, catalogue: Catalogue) -> str:
     options = catalogue.options.get(section, {})
-    having = catalogue.options_with(section, row.key.rpartition(".")[2]) if options else []
+    name = row.key.rpartition(".")[2]
+    if section in ENTRIES:
+        options, field = {}, dict(class_fields(ENTRIES[section]))[name]
+    else:
+        field = catalogue.keys[row.key]
+    having = catalogue.options_with(section, name) if options else []
     text = row.about
     if having and len(having) < len(options):
         shown = ", ".join(having[:4]) + (f" and {len(having) - 4} more" if having[4:] else "")
         text = f"Only {shown}. {text}"
     default = row.default if row.default == "required" else f"`{row.default}`"
     default += f": {row.null}" if row.null else ""
-    typed = example(row.key, catalogue.keys[row.key])
+    typed = example(row.key, field)
     cells = [f"`{row.key}`", _type(row), _plain(default), _plain(text), f"`{typed}`"]
     return f"| {' | '.join(cells)} |"
 

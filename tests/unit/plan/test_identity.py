@@ -15,11 +15,13 @@ import eke.plan.planner.planner as making
 from eke.config.schema import (
     AdamW,
     AutoBool,
+    CallbackEntry,
     Config,
     DecayingSchedule,
     Evaluation,
     Implementation,
     LlamaModel,
+    MetricEntry,
     Synthetic,
     Task,
 )
@@ -42,7 +44,7 @@ tests/unit/models/checkpoints)."""
 
 PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
-    "tracker.uri",
+    "tracker.uri", "code.path",
     "hardware.option", "hardware.network_gbit_per_s", "paths.runs", "launcher.cpu_slots",
     "launcher.prefix",
     "launcher.runs_per_device", "launcher.detach",
@@ -93,6 +95,10 @@ OTHER = {
     "batch.accumulation": 2,
     "batch.target": 16,
     "batch.eval_per_device": 5,
+    "code.path": "folder",
+    "loss.per": "targets",
+    "metrics": {"bits": MetricEntry("net:Bits")},
+    "callbacks": {"texts": CallbackEntry("net:Texts")},
     "data.min_len": 20,
     "data.num_samples": 100,
     "data.median_len": 9,

@@ -13,7 +13,9 @@ from eke.models.families import FAMILIES
 from eke.plan.planner import outline_record, plan_to_plain, read_plan, render_plan, write_plan
 from eke.plan.record import Failure, Loss, Outcome, Timing, read_record, write_record
 
-MODELS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
+MODELS = sorted(
+    {path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained", "custom"}
+)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ CATALOGUE = make_catalogue()
 MAX_ROUNDS = 4
 """Fixes of fixes: a key, the option that has it, what that option needs."""
 ANYTHING = {
-    "FILE_OR_FOLDER": "rows.jsonl", "FOLDER_OR_HUB_NAME": "owner/name", "FOLDER": "folder"
+    "FILE_OR_FOLDER": "rows.jsonl", "FOLDER_OR_HUB_NAME": "owner/name", "FOLDER": "folder",
+    "IMPORT_PATH": "net:Net",
 }  # fmt: skip
 
 

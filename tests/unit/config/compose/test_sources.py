@@ -18,10 +18,10 @@ def problems(*overrides: str) -> list[tuple[str, str, str]]:
     return [(p.key, p.value, str(p.fix)) for p in error.value.problems]
 
 
-def test_every_data_option_but_three_can_be_mixed() -> None:
+def test_every_data_option_but_four_can_be_mixed() -> None:
     catalogue = make_catalogue()
     others = set(catalogue.options["data"]) - set(MIXED)
-    assert others == {"mix", "synthetic", "python_source"}
+    assert others == {"mix", "synthetic", "python_source", "custom"}
     assert all(catalogue.schema_class("data", option) is kind for option, kind in MIXED.items())
 
 

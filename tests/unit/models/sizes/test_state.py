@@ -64,7 +64,11 @@ def predicted_bytes(config):
 
 
 OPTIMIZERS = {
-    **{path.stem: [f"optimizer={path.stem}"] for path in (conf_folder() / "optimizer").iterdir()},
+    **{
+        path.stem: [f"optimizer={path.stem}"]
+        for path in (conf_folder() / "optimizer").iterdir()
+        if path.stem != "custom"
+    },
     "sgd_plain": ["optimizer=sgd", "optimizer.momentum=0"],
     "adamw_8bit_all": ["optimizer=adamw_8bit", "optimizer.embeddings_32bit=false"],
     "adamw_8bit_some": ["optimizer=adamw_8bit", "optimizer.min_8bit_size=17000"],

@@ -20,7 +20,7 @@ def schema_fields():
         if each.name in PRESENTATION:
             continue
         for cls in {each.default_factory, *VARIANTS.get(each.name, {}).values()}:
-            for key in dataclasses.fields(cls) if isinstance(cls, type) else ():
+            for key in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
                 if key.name != "option":  # its group has the class
                     yield f"{each.name}.{key.name}", key
 

@@ -152,9 +152,9 @@ def test_num_samples_is_the_length_of_an_epoch(tmp_path) -> None:
     for epoch in range(3):
         assert sorted(found[epoch * 7 :][:7]) == sorted(texts(range(5, 12)))
     data = build_data(plan)
-    keys = [key for step in data._order().steps(0, 12) for key in step]
+    keys = [key for step in data.order().steps(0, 12) for key in step]
     assert keys == [(n // 7, n) for n in range(21)]
-    assert list(data._order().steps(5, 12)) == list(data._order().steps(0, 12))[5:]
+    assert list(data.order().steps(5, 12)) == list(data.order().steps(0, 12))[5:]
 
 
 def test_steps_set_the_epoch_length_by_default(tmp_path) -> None:

@@ -72,7 +72,7 @@ def test_unfused_loss_is_warned_about(trained, monkeypatch) -> None:
 
     monkeypatch.setattr("eke.training.model.save_model.apply_loss", lambda plan, model: None)
     monkeypatch.setattr(
-        "eke.training.loop.training_state.build_compiled_loss", lambda p: from_logits
+        "eke.training.loop.training_state.build_compiled_loss", lambda *_: from_logits
     )
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]

@@ -23,7 +23,7 @@ from eke.training.optimizer.update import parameter_groups, set_learning_rate
 COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
 """Options whose first step compiles for many seconds."""
 
-HERE = sorted(set(OPTIMIZER_REGISTRY) - COMPILED - {"adamw_apex_fused"})
+HERE = sorted(set(OPTIMIZER_REGISTRY) - COMPILED - {"adamw_apex_fused", "custom"})
 """Options that take a step on any CPU at once."""
 
 

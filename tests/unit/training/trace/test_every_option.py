@@ -64,6 +64,7 @@ def options() -> list[str]:
     found = {f"{path.parent.name}={path.stem}" for each in folders for path in each.glob("*.yaml")}
     sizes = {f"model={path.stem}" for path in (conf_folder() / "model").glob("*.yaml")}
     tiny = {option for option in sizes if option.startswith("model=tiny")}
+    found = {option for option in found if not option.endswith("=custom")}  # needs a target
     return sorted(found - (sizes - tiny) - set(UNPLANNED) - set(NOT_TRACED))
 
 
