@@ -71,11 +71,13 @@ def _evaluate(arguments: Sequence[str]) -> int:
     parser = make_parser("evaluate", _EVALUATE)
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="data.path=test.csv")
+    about = "run the model's code, if another user wrote it"
+    parser.add_argument("--trust", action="store_true", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     typed = split_arguments(options.overrides)
     warn_and_set_loggers(typed)
-    found = evaluate_run(options.run, typed.overrides)
+    found = evaluate_run(options.run, typed.overrides, options.trust)
     content = json.dumps(json_safe(asdict(found)), indent=1, allow_nan=False)
     return print_once(content if options.json else render(found))
 

@@ -19,6 +19,7 @@ from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.data.preparation.untrusted import reading
 from eke.launch.processes.run_attempt import describe_exit
+from eke.plan.own_code import Code, code_store, has_own_texts, serve_code
 from eke.plan.planner import Plan, read_plan
 from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
@@ -60,11 +61,12 @@ class _EvaluationResult:
     """Metrics of each class, as in a record."""
 
 
-def evaluate_run(run: str, overrides: Sequence[str]) -> _EvaluationResult:
+def evaluate_run(run: str, overrides: Sequence[str], trust: bool = False) -> _EvaluationResult:
     """Evaluate the model of a finished run, given by its folder or id, on all rows of the data.
 
-    Raises ConfigError if the run has no model, or an override is not of `_OF_THE_EVALUATION`, and
-    EkeError if the model is damaged, or does not fit into memory.
+    `trust` permits code of another user. Raises ConfigError if the run has no model, or an override
+    is not of `_OF_THE_EVALUATION`, and EkeError if the model is damaged, or does not fit into
+    memory.
     """
     paths = find_run(run, "evaluate", "")
     record = finished_record(paths, stopped=True)
@@ -72,7 +74,11 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> _EvaluationResult:
     if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
     trained = read_plan(paths)
-    plan = evaluation_plan(trained, overrides)
+    frozen = (trained.code, paths.folder) if trained.code else None
+    if frozen and not trust and not has_own_texts(*frozen):
+        why, fix = "has code of another user, which would run as yours", Fix("--trust")
+        raise ConfigError(Problem("RUN", run, why, fix, "untrusted_file"))
+    plan = evaluation_plan(trained, overrides, frozen)
     if new_tokens:
         _check_answers(plan)
     with checked_model(paths, record) as folder:
@@ -96,6 +102,7 @@ def _measured(
     from eke.training.model.attention_kernels import pinned_backend
 
     quiet_libraries(plan)
+    serve_code(plan.code, code_store(plan.code) if plan.code else Path())
     with verify_inputs(plan), pinned_backend(plan):
         try:
             several = plan.batch.world_size > 1
@@ -181,8 +188,10 @@ def _check_answers(plan: Plan) -> None:
         raise ConfigError(Problem(GENERATE, "true", why, fix, "package_missing", passing=True))
 
 
-def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
-    """Return the plan of an evaluation of a run's model."""
+def evaluation_plan(
+    plan: Plan, overrides: Sequence[str], frozen: tuple[Code, Path] | None = None
+) -> Plan:
+    """Return the plan of an evaluation of a run's model, and of its `frozen` code."""
     typed = {k.lstrip("+~"): v for k, _, v in (word.partition("=") for word in overrides)}
     allowed = (*_OF_THE_EVALUATION, EVAL_BATCH, LABELS, PROCESSES)
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
@@ -200,7 +209,7 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     composed = compose([*kept, *overrides, *fixed], directory)
     if names_data or "data.eval_path" in typed:
         composed = _with_all_rows(composed, typed, names_data)
-    return plan_for(composed, planning=True)
+    return plan_for(composed, planning=True, frozen=frozen)
 
 
 def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
@@ -209,7 +218,15 @@ def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
     group = key.partition(".")[0]
     if group not in Config.__dataclass_fields__:
         return group not in ("sweep", "recipe")  # an experiment's file may choose the model
-    if group in ("model", "peft", "task", "seed"):  # they determine the model
+    if group in (
+        "model",
+        "peft",
+        "task",
+        "seed",
+        "loss",
+        "metrics",
+        "code",
+    ):  # they determine the model
         return key not in typed
     if group not in ("data", "precision", "attention"):
         return False

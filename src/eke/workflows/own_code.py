@@ -14,15 +14,18 @@ from eke.estimate.memory import examine_own_code
 from eke.plan.own_code import Code, find_code, store_code
 
 
-def resolve_own_code(config: Config, config_dir: Path | None) -> tuple[Config, Code | None]:
+def resolve_own_code(
+    config: Config, config_dir: Path | None, frozen: tuple[Code, Path] | None = None
+) -> tuple[Config, Code | None]:
     """Return the configuration with the facts about own code filled in, and the code.
 
-    ConfigError: The code is missing, raises an exception, or does not fit its arguments.
+    `frozen` is the code of a finished run, and its folder. ConfigError: The code is missing, raises
+    an exception, or does not fit its arguments.
     """
-    code = find_code(own_parts(config), config.code.path, config_dir)
+    code, run = frozen or (find_code(own_parts(config), config.code.path, config_dir), None)
     if code is None:
         return config, None
-    store_code(code)
+    store_code(code, run)
     files = _content_of_files(config)
     found = examine_own_code(config, code, files)
     problems = [each.problem() for each in found.problems]

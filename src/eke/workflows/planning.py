@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -44,6 +45,7 @@ from eke.estimate.time import (
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, Device, choose_device, usable_cores
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
+from eke.plan.own_code import Code
 from eke.plan.planner import (
     Decision,
     Plan,
@@ -105,13 +107,15 @@ def _plan_for(
     trace: bool = True,
     means: BatchSearchBudget | None = None,
     target: tuple[Device, str, int] | None = None,
+    frozen: tuple[Code, Path] | None = None,
 ) -> Plan:
     """Check and plan one configuration. Raise ConfigError with all broken rules.
 
     With `planning` no run starts. Without `launcher` it is a single run on this machine. `reject`
     rejects a run that cannot fit into memory, by default if it starts. `trace` permits seconds for
     a trace if formulas cannot decide that. `means` is the budget of batch=auto. `target` has the
-    device, the reason for it and the number of nodes, by default the launcher's.
+    device, the reason for it and the number of nodes, by default the launcher's. `frozen` is as in
+    `resolve_own_code`.
     """
     means = means or BatchSearchBudget()
     if target is None and launcher is not None:
@@ -121,7 +125,7 @@ def _plan_for(
     device, reason, num_nodes = _with_enough_devices(*target, composed.config)
     composed, own_task = with_own_task(composed)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
-    config, code = resolve_own_code(config, composed.config_dir)
+    config, code = resolve_own_code(config, composed.config_dir, frozen)
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
     if not is_set(composed, "task.num_labels"):

@@ -13,4 +13,11 @@ from eke.plan.own_code.arguments import (
 )
 from eke.plan.own_code.facts import Found, OwnFacts
 from eke.plan.own_code.find import Code, CodeFile, find_code, target_key
-from eke.plan.own_code.frozen import code_store, freeze_code, frozen_folder, serve_code, store_code
+from eke.plan.own_code.frozen import (
+    code_store,
+    freeze_code,
+    frozen_folder,
+    has_own_texts,
+    serve_code,
+    store_code,
+)

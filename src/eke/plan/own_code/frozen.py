@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from eke.common.errors import ChangedError
-from eke.common.files import make_private_dir, write_atomic
+from eke.common.files import is_trusted, make_private_dir, write_atomic
 from eke.data.sources import cache_folder
 from eke.plan.own_code.find import Code
 
@@ -26,16 +26,17 @@ def frozen_folder(run: Path) -> Path:
     return run / "code"
 
 
-def store_code(code: Code) -> None:
+def store_code(code: Code, run: Path | None = None) -> None:
     """Store the planned texts, so that edits do not change runs that start later.
 
+    `run` is a run folder to read them from, by default they are read where they were found.
     ChangedError: A file was edited since `find_code`.
     """
     folder = code_store(code)
     for name, file in code.files.items():
         place = folder / f"{name}.py"
         if file.path and not _has(place, file.sha256):
-            text = Path(file.path).read_bytes()
+            text = (frozen_folder(run) / place.name if run else Path(file.path)).read_bytes()
             if hashlib.sha256(text).hexdigest() != file.sha256:
                 raise ChangedError(f"{file.path} was edited during planning -> repeat the command")
             make_private_dir(folder)
@@ -50,6 +51,12 @@ def freeze_code(code: Code, run: Path) -> None:
         place = folder / f"{name}.py"
         if file.path and not _has(place, file.sha256):
             shutil.copyfile(code_store(code) / place.name, place)
+
+
+def has_own_texts(code: Code, run: Path) -> bool:
+    """Return whether this user wrote the texts in a run folder."""
+    texts = [name for name, file in code.files.items() if file.path]
+    return all(is_trusted(frozen_folder(run) / f"{name}.py") for name in texts)
 
 
 def _has(place: Path, sha256: str) -> bool:
