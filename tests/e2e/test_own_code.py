@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from forked_workers import run
 from live import attempts, curve, record_of
 from support import REPO
 
@@ -149,3 +150,27 @@ def test_examples_of_every_interface_run(train_forked, tmp_path) -> None:
     assert done.code == 0, done.text
     (run,) = single_runs(tmp_path, "second")
     assert 0 < record_of(run)["metrics"]["error"] < 10
+
+
+def test_evaluation_runs_the_frozen_code(train_forked, tmp_path) -> None:
+    done = train_forked(*CHARS, "metrics.bits.target=chars.metrics.Bits")
+    assert done.code == 0, done.text
+    (folder,) = single_runs(tmp_path)
+    shutil.rmtree(tmp_path / "chars")
+    found = run(tmp_path, "evaluate", str(folder), "--json")
+    assert found.code == 0, found.text
+    measured, record = json.loads(found.out)["metrics"], record_of(folder)
+    assert measured["loss"] == pytest.approx(record["loss"]["eval_last"], abs=1e-6)
+    assert measured["bits/mean"] == pytest.approx(record["metrics"]["bits/mean"], abs=1e-6)
+    longer = run(tmp_path, "evaluate", str(folder), "data.args.length=8", "--json")
+    assert json.loads(longer.out)["metrics"]["loss"] != measured["loss"], longer.text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_code_of_another_user_is_not_evaluated(train_forked, tmp_path) -> None:
+    assert train_forked(*CHARS).code == 0
+    (folder,) = single_runs(tmp_path)
+    os.chown(folder / "code" / "chars.model.py", 12345, 12345)
+    found = run(tmp_path, "evaluate", str(folder))
+    assert found.code == 2
+    assert "--trust" in found.err

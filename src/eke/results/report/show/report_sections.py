@@ -58,8 +58,11 @@ def _joined(texts: Iterable[str]) -> str:
 def _name(record: Record, group: str, size: str, unit: str) -> str:
     """Return the name of the model or data with its size. A path is cut to its last part."""
     keys = table(record.config, group)
-    named = next((keys[k] for k in ("name_or_path", "path", "name", "option") if keys.get(k)), "?")
+    names = ("name_or_path", "path", "name", "target", "option")
+    named = next((keys[key] for key in names if keys.get(key)), "?")
     count = keys.get(size) or table(record.plan, "size").get(size)
+    if group == "data" and "target" in keys:  # samples of own code have no tokens
+        count = None
     end = str(named).rstrip("/").rpartition("/")[2] or str(named)
     return f"{end} ({format_count(count)} {unit})" if isinstance(count, int) else end
 
