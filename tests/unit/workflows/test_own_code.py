@@ -243,3 +243,59 @@ def test_second_plan_of_the_same_code_starts_no_process(monkeypatch):
     first = planned()
     monkeypatch.setattr(trace_client.TraceProcess, "request", None)
     assert planned().run_id == first.run_id
+
+
+LLAMA = """
+    import torch
+    from torch import nn
+    import torch.nn.functional as F
+
+    def norm(x, weight):
+        return F.rms_norm(x, (x.shape[-1],), weight)
+
+    class Block(nn.Module):
+        def __init__(self, width, heads, inner):
+            super().__init__()
+            self.heads = heads
+            self.before, self.after = (nn.Parameter(torch.ones(width)) for _ in range(2))
+            self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+            self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+            self.down = nn.Linear(inner, width, bias=False)
+
+        def forward(self, x):
+            h = norm(x, self.before)
+            split = (layer(h).unflatten(-1, (self.heads, -1)) for layer in (self.q, self.k, self.v))
+            q, k, v = (each.transpose(1, 2) for each in split)
+            a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.o(a.transpose(1, 2).flatten(2))
+            h = norm(x, self.after)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    class Llama(nn.Module):
+        def __init__(self, width=128, layers=4, heads=4, inner=352, vocab=320):
+            super().__init__()
+            self.table = nn.Embedding(vocab, width)
+            self.blocks = nn.ModuleList(Block(width, heads, inner) for _ in range(layers))
+            self.norm = nn.Parameter(torch.ones(width))
+
+        def forward(self, idx):
+            x = self.table(idx)
+            for block in self.blocks:
+                x = block(x)
+            return F.linear(norm(x, self.norm), self.table.weight)
+"""
+
+
+def test_flops_of_a_rewritten_llama_are_those_of_the_formula(project):
+    (project / "llama.py").write_text(inspect.cleandoc("\n" + LLAMA) + "\n")
+    shared = ("data=synthetic", "data.seq_len=256", "hardware=cpu", "tracker=none")
+    own = plan_for(
+        compose(
+            ["model=custom", "model.target=llama.Llama", "model.inputs.idx=input_ids", *shared]
+        ),
+        planning=True,
+    )
+    known = plan_for(compose(["model=tiny", *shared]), planning=True)
+    assert own.size.num_parameters == known.size.num_parameters
+    assert own.size.flops_per_sample == pytest.approx(known.size.flops_per_sample, rel=0.01)
+    assert own.config.model.num_hidden_layers == 4
