@@ -228,7 +228,8 @@ LEFT_OUT = {
 }
 """Keys that are never drawn, and why."""
 
-FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "slurm": "default", "sweep": "none"}
+FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "slurm": "default", "sweep": "none",
+                "loss": "auto", "metrics": "none", "callbacks": "none"}  # fmt: skip
 
 RARE_OPTIONS = {
     "python_source": 0.06,  # reads the whole standard library
@@ -268,8 +269,11 @@ RARE_OPTIONS = {
 NEVER = dict.fromkeys(
     ("chat", "chat_hub"),
     "needs a tokenizer with a template; tests/unit/data/preparation/test_chat.py",
-) | {"mix": "has no sources by itself; tests/equivalence/test_mix.py"}
-"""Options of `data` that are never drawn, and why."""
+) | {
+    "mix": "has no sources by itself; tests/equivalence/test_mix.py",
+    "custom": "names own code; tests/e2e/test_own_code.py",
+}
+"""Options that are never drawn, and why."""
 
 TECHNIQUES = (
     "precision", "optimizer", "memory", "attention", "compile", "kernels", "distributed",
@@ -322,7 +326,7 @@ def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
         if group in FIXED_GROUPS:
             groups[group] = FIXED_GROUPS[group]
         elif group == "model":
-            groups[group] = rng.choice([o for o in options if o != "pretrained"])
+            groups[group] = rng.choice([o for o in options if o not in ("pretrained", "custom")])
         elif group in TECHNIQUES and rng.random() < USUAL:
             groups[group] = catalogue.defaults[group]
         elif group in VARIANTS or rng.random() < 0.7:

@@ -128,8 +128,7 @@ def _plan_for(
     config, code = resolve_own_code(config, composed.config_dir, frozen)
     attention = {"attention": config.attention.option}
     composed = replace(composed, choices={**composed.choices, **attention})
-    if not is_set(composed, "task.num_labels"):
-        config = follow_head(config)
+    config = config if is_set(composed, "task.num_labels") else follow_head(config)
 
     def count(config: Config) -> int:
         refused, _ = check(RuleInputs(config, device, planning, num_nodes), NOT_BY_SIZE)
@@ -140,20 +139,20 @@ def _plan_for(
     config, again, remark = apply_fine_tuning_defaults(config, composed, count)  # for the recipe
     if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
-    usual = {decision.key: decision for decision in (*own_task, *first, *again)}
     reject = not planning if reject is None else reject
     lenient = not reject or config.ignore_forecast  # the forecast shows more details
     facts = RuleInputs(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: ValidCandidate) -> Plan:
-        how = choices, composed.overrides, device, reason, each.warnings, code
-        made = make_plan(each.config, *how)
+        rest = choices, composed.overrides, device, reason, each.warnings, code
+        made = make_plan(each.config, *rest)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed_candidates(facts, lenient, plan_of)
     plan, has_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, has_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
+    usual = {decision.key: decision for decision in (*own_task, *first, *again)}
     plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
     if config.train.resume is not None:
         plan = continued(plan, in_sweep=launcher is not None)

@@ -191,7 +191,7 @@ class Catalogue:
             match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
             if match and match[1] in VARIANTS.get(group, ()):
                 return VARIANTS[group][match[1]]
-        return self.sections[group][0]
+        return self.sections[group][0] if group in self.sections else ENTRIES[group]
 
     def texts(self, group: str, option: str) -> list[str]:
         """Return the contents of an option's file and of its bases' files."""

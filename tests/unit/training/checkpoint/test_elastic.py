@@ -94,6 +94,7 @@ def job_of(folder, rank, world_size, model, optimizer, background):
     settings = SimpleNamespace(checkpoint_async=background, keep_checkpoints=2)
     cut = SimpleNamespace(hold=lambda model: hold(model, optimizer) if world_size > 1 else None)
     return SimpleNamespace(
+        callbacks=SimpleNamespace(save=lambda folder: None),
         ranks=Ranks(rank, world_size), paths=paths, bare_model=model, optimizer=optimizer,
         update=cut, formats=SimpleNamespace(scaler=None), tokenizer=None, saving=None,
         checkpoint_s=0.0, meter=SimpleNamespace(leave=lambda phase: None, is_saving=False),
