@@ -63,7 +63,7 @@ def test_similar_command_is_proposed(typed: list[str], meant: str, capsys) -> No
 
 
 def test_evaluate_warns_about_replaced_values(monkeypatch, capsys) -> None:
-    def evaluate(_: str, overrides: list[str]) -> None:
+    def evaluate(_: str, overrides: list[str], trust: bool) -> None:
         raise EkeError(" ".join(overrides))
 
     monkeypatch.setattr(models, "evaluate_run", evaluate)
