@@ -175,21 +175,23 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     """Return the full weights in ZeRO-3: small ones, the current module's, and prefetched ones.
 
     partitioned_param_coordinator.py prefetches up to `stage3_prefetch_bucket_size` and keeps
-    weights used again within `stage3_max_reuse_distance` elements, by the module of the last one.
+    weights that are used again within the next `stage3_max_reuse_distance` elements.
     Tensors fetched together are copied out of one buffer (partition_parameters.py,
     `AllGatherCoalescedHandle.wait`).
     """
-    number, each = plan.compute.weight_bytes, [prod(w.shape) for w in parts]
+    each = [prod(w.shape) for w in parts]  # all sizes are elements until the return
     limit = _setting(plan, "stage3_param_persistence_threshold")
-    small = sum(numbers for numbers in each if numbers <= limit)
+    small = sum(size for size in each if size <= limit)  # always gathered
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
     experts = stacked // max(1, plan.config.model.num_hidden_layers)
     table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
-    next_ones = _setting(plan, "stage3_prefetch_bucket_size")
-    at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
+    prefetched = _setting(plan, "stage3_prefetch_bucket_size")
+    # A layer's experts are fetched together: one buffer and its copy.
+    at_work = (2 * experts + table if experts else max(each, default=0)) + prefetched
     reused = _setting(plan, "stage3_max_reuse_distance") or _REUSE_DISTANCE
     most = min(sum(each), small + reused + at_work)
-    return range_around(number * small, number * at_work, number * (2 * most + at_work))
+    width = plan.compute.weight_bytes
+    return range_around(width * small, width * at_work, width * (2 * most + at_work))
 
 
 def saved_bytes(plan: Plan) -> int:
