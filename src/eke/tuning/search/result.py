@@ -211,9 +211,9 @@ def _experiment_text(
         if group not in (*PRESETS, *_OF_THE_PLACE) and usual.get(group) != option
     }
     wanted = make_converter().unstructure(composed.config)
-    defaults = _with_defaults(chosen, wanted, config_dir)
+    defaults, missing = _with_defaults(chosen, wanted, config_dir)
     values = {
-        section: _differences(content, defaults[0].get(section), defaults[1], f"{section}.")
+        section: _differences(content, defaults.get(section), missing, f"{section}.")
         for section, content in wanted.items()
         if section not in (*_OF_THE_PLACE, "plan_only", "rerun", "repeat", "ignore_forecast")
     }
@@ -228,7 +228,7 @@ def _experiment_text(
 def _with_defaults(
     chosen: Mapping[str, str], wanted: Mapping[str, Any], config_dir: Path | None
 ) -> tuple[dict[str, Any], set[str]]:
-    """Return the configuration of the choices only, and its missing keys."""
+    """Return the configuration of the choices only, and its keys that have no default."""
     options = [f"{group}={option}" for group, option in chosen.items()]
     filled: dict[str, str] = {}
     while True:
@@ -237,14 +237,14 @@ def _with_defaults(
             config = compose([*options, *values], config_dir).config
             return make_converter().unstructure(config), set(filled)
         except ConfigError as error:
-            missing = [problem.key for problem in error.problems if "." in problem.key]
-            if not missing or missing[0] in filled:
+            keys = [problem.key for problem in error.problems if "." in problem.key]
+            if not keys or keys[0] in filled:
                 raise
-            section, _, field = missing[0].partition(".")
-            filled[missing[0]] = f"'{wanted[section][field]}'"
+            section, _, field = keys[0].partition(".")
+            filled[keys[0]] = f"'{wanted[section][field]}'"
 
 
-def _differences(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
+def _differences(wanted: Any, usual: Any, missing: set[str], path: str) -> Any:
     """Return the differences from the defaults as a tree, {} or None if there are none."""
     if not isinstance(wanted, dict):
         return None if wanted == usual else wanted
@@ -252,5 +252,5 @@ def _differences(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
     return {
         key: value
         for key, value in wanted.items()
-        if key != "option" and (value != before.get(key) or f"{path}{key}" in filled)
+        if key != "option" and (value != before.get(key) or f"{path}{key}" in missing)
     }
