@@ -196,6 +196,7 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[_Overrides, ..
 
 def _reject_duplicate_keys(definition: _Definition) -> None:
     """Raise ConfigError for keys that a run has twice, in its row or in several parts."""
+    # The first value of an axis, step or repeat represents all: only their keys matter here.
     product = [axis[0] for axis in definition.axes if axis]
     shared = [*product, *next(iter(definition.steps), ()), *definition.repeat(0)]
     found: dict[str, str] = {}

@@ -142,6 +142,7 @@ class Columns:
         are_bits = all(value in (0, 1) for value in values)
         if are_bits and len(values) == size:
             return [number for number, value in enumerate(values) if value]
+        # Count the lists that this override would make usable, to suggest it for most of the rows.
         self.suited[f"task.num_labels={len(values)}"] += are_bits and len(values) > 1
         raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 

@@ -80,6 +80,7 @@ class ProgressTable:
 
     def _status(self, job: Job) -> RunStatus:
         """Return the state of a run, without reading the files of a run that has ended."""
+        # The job's other cells are the same run.
         cell, paths = self.file.cells[job.cells[0]], RunPaths(Path(job.folder))
         state = job.outcome.name if job.outcome else RUNNING if job.live is not None else WAITING
         known: dict[str, Any] = {}

@@ -347,7 +347,11 @@ def _order_of(data: schema.Data) -> tuple[int | None, ...]:
 def _split_sizes(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
-    """Return the samples for training and evaluation; each part has one of `longest` tokens."""
+    """Return the numbers of samples for training and evaluation.
+
+    `available`: samples of both parts in the data, training first. `longest`: tokens of the longest
+    sample that both parts could have, for the fix. ConfigError: A part has no sample.
+    """
     data, length = config.data, sources.window_length(config)
     if not all(available):
         part = "evaluation" if available[0] else "training"

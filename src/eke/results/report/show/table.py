@@ -82,7 +82,7 @@ def ranked(comparison: Comparison, rows: Sequence[ComparisonRow]) -> list[Compar
         value = -speed.value if speed else 0.0
         return not row.is_baseline, row not in best, not row.on_front, value
 
-    return sorted(rows, key=rank) if len(rows) > 8 else list(rows)  # above the page's charts
+    return sorted(rows, key=rank) if len(rows) > 8 else list(rows)  # page.js hides more
 
 
 def groups(comparison: Comparison) -> list[_Group]:
