@@ -101,7 +101,7 @@ def _per_cent(text: str) -> float:
     except ValueError:
         value = math.nan
     if not (value == 0 or 0.1 <= value < 100):
-        raise argparse.ArgumentTypeError(f"{text}: must be in per cent, 3 for 3 %")
+        raise argparse.ArgumentTypeError(f"{text}: must be 0, or from 0.1 to below 100: 3 for 3 %")
     return value / 100
 
 
