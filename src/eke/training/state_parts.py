@@ -81,7 +81,10 @@ class Stepped:
 
 
 def stepped_by(model: nn.Module, optimizer: Optimizer, *place: int) -> list[Stepped]:
-    """Return an optimizer's parameters over weights, of which `place` (rank, ranks) has a share."""
+    """Return an optimizer's parameters, each of which is one weight of the model or its copy.
+
+    `place`: rank and number of ranks that share each full tensor. Default: one rank.
+    """
     names = {id(tensor): name for name, tensor in named_weights(model)[0].items()}
     copied = copied_from(optimizer)
 

@@ -185,13 +185,14 @@ class Columns:
         return value
 
     def _class_number(self, value: int | str) -> int:
+        """Return the number of a class: a new one for a new name, unless `are_all`."""
         if isinstance(value, int) and not self.request.class_names:
-            return int(value)
+            return int(value)  # a bool becomes 0 or 1
         name = self.request.class_names[value] if isinstance(value, int) else value
         if name in self.names:
             return self.names[name]
         if self.are_all:
-            if not (found := matched([name], tuple(self.names))):
+            if not (found := matched([name], tuple(self.names))):  # ignores case
                 raise BadRowError(f"{self.request.label} is {_shown(name)}, an unknown class")
             return found[name]
         if len(self.names) >= _MAX_NAMES:

@@ -67,7 +67,7 @@ class Cluster(StartedSweep):
 
     def submit(self) -> None:
         """Submit the runs that are not done and have no job. Raise EkeError if impossible."""
-        self.books.ledger.flush(at_once=True)
+        self.books.ledger.flush(at_once=True)  # before a job exists, as eke status reads it
         self.books.answer_from_records()
         if self.books.unfinished():
             with submitting(self.folder, PATIENCE_S, self.sleep) as lock:

@@ -54,7 +54,7 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
             fix = Fix(remark=allow if isinstance(error, PermissionError) else "eke sync runs")
             problems.append(Problem("DIR", argument, why, fix, "unreadable"))
             continue
-        if all(hit.foreign for hit in hits):
+        if all(hit.foreign for hit in hits):  # nothing found, or only folders that are not runs
             problems.append(no_runs([path], "sync"))
         for hit in hits:
             key = hit.paths.folder.resolve()
