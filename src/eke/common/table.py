@@ -34,14 +34,15 @@ def render_table(columns: Sequence[Column], width: int) -> list[str]:
     ]
     needs = [max(map(text_width, texts)) for _, texts in shown]
     sides = [column.right for column, _ in shown]
+    # Long texts need no width, since they may stand below their row.
     least = [n + _GAP if right or n <= _SHORT else 0 for n, right in zip(needs, sides, strict=True)]
     while sum(least) > width:
         rank, at = max(((c.rank, n) for n, (c, _) in enumerate(shown)), default=(0, 0))
-        if not rank:
+        if not rank:  # the other columns are always shown
             break
         del shown[at], needs[at], least[at], sides[at]
     kept, texts = list(range(len(shown))), [n for n, right in enumerate(sides) if not right]
-    texts.sort(key=lambda n: needs[n])
+    texts.sort(key=lambda n: needs[n])  # the longest are moved below first
     while texts and sum(needs[n] + _GAP for n in kept) > width:
         kept.remove(texts.pop())
     below, lines = [n for n in range(len(shown)) if n not in kept], list[str]()
