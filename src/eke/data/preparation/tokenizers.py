@@ -192,7 +192,7 @@ def tokenize_truncated(
     parts = [truncate_text(text, limit, keep_end) for text in texts]
     for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
         while is_too_short(text, part, len(found), limit):
-            part = truncate_text(text, len(part), keep_end)
+            part = truncate_text(text, len(part), keep_end)  # 16 times as long, or all
             found = tokenize([part])[0]
         yield part, found
 

@@ -185,7 +185,7 @@ class BatchSearch:
                 break
             middle = (best + top + 1) // 2
             trial = probe(self.plans[middle])
-            if trial is None:
+            if trial is None:  # failed for another reason than memory
                 break
             self.known = note_probe(self._probes, self.plans[middle].batch.per_device, trial)
             best, top = (middle, top) if trial else (best, middle - 1)

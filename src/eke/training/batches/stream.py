@@ -72,6 +72,10 @@ class StreamedRows:
         self._begin(0)
 
     def _next_usable(self, index: int) -> _StreamedRow:
+        """Draw up to a row and return it, or the next usable row of the buffer.
+
+        If all are unusable, return one of the rows that preparation has stored.
+        """
         epoch = index // self._length if self._length else 0
         if index < self._next or epoch > self._epoch:
             self._begin(epoch)

@@ -26,7 +26,7 @@ InputsOf = Callable[[MicroBatch], Mapping[str, Any]]
 
 
 class ForwardArguments:
-    """InputsOf of a forward pass by the names of its parameters."""
+    """Function that picks a forward pass's arguments from a batch by the names of parameters."""
 
     def __init__(self, model: nn.Module, renamed: Mapping[str, str]) -> None:
         found = parameters_of(model.forward)
