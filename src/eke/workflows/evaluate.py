@@ -176,7 +176,7 @@ def _check_answers(plan: Plan) -> None:
     """Raise ConfigError unless answers can be generated and compared."""
     config = plan.config
     if plan.batch.world_size > 1:
-        why, count = "is for one process: answers differ in length", str(plan.batch.world_size)
+        why, count = "must be 1: generated answers differ in length", str(plan.batch.world_size)
         raise ConfigError(Problem(PROCESSES, count, why, Fix(f"{PROCESSES}=1"), "single_only"))
     has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
     if not config.targets.is_generated or not has_prompt:
