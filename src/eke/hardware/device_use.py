@@ -75,7 +75,7 @@ class DeviceUse:
         if not try_lock(self._descriptor):
             return
         self._size = os.write(self._descriptor, " ".join([self._run, *self._devices]).encode())
-        self._shared = bool(self._shared)
+        self._shared = bool(self._shared)  # no longer unknown
         for other in path.parent.glob("training-*"):
             with contextlib.suppress(OSError):  # just ended, or not a file
                 if other != path:

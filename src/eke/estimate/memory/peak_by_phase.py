@@ -279,18 +279,18 @@ class _Moments:
         return MemoryPoint("backward", parts, "loss")
 
     def last_layer(self) -> MemoryPoint:
-        """Return the last layer's backward pass: others are kept, the head has a gradient."""
+        """Return the last layer's backward pass: activations of all layers, the head's gradient."""
         acts = self.acts
-        number = self.plan.compute.weight_bytes
-        trained = self.config.targets.per_token and not self.config.peft.is_on
-        head = trained * number * self.shape.vocabulary * self.shape.hidden
+        weight_bytes = self.plan.compute.weight_bytes
+        layer = weight_bytes * self.layer
+        has_trained_head = self.config.targets.per_token and not self.config.peft.is_on
+        head = has_trained_head * weight_bytes * self.shape.vocabulary * self.shape.hidden
         shards = self.plan.ranks.shards if self.plan.ranks.fsdp else 1
         head = min(head // shards, self.state.gradients)
-        gradients = range_around(
-            0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
-        )
+        gradients = range_around(0, head, min(2 * head + layer, 2 * self.state.gradients))
         if self.plan.batch.accumulation > 1:
-            gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
+            # A new gradient exists until it is added, expected: one of a third of the layer.
+            gradients = self.earlier + range_around(0, layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
         parts["recomputed"] = _range_from_zero(acts.passing)
         # bitsandbytes unpacks one 4-bit weight at a time.

@@ -179,7 +179,7 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     Tensors fetched together are copied out of one buffer (partition_parameters.py,
     `AllGatherCoalescedHandle.wait`).
     """
-    each = [prod(w.shape) for w in parts]  # all sizes are elements until the return
+    each = [prod(w.shape) for w in parts]  # elements, as all sizes until the return
     limit = _setting(plan, "stage3_param_persistence_threshold")
     small = sum(size for size in each if size <= limit)  # always gathered
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
@@ -190,8 +190,8 @@ def _gathered_weights(plan: Plan, parts: _Parts) -> Range:
     at_work = (2 * experts + table if experts else max(each, default=0)) + prefetched
     reused = _setting(plan, "stage3_max_reuse_distance") or _REUSE_DISTANCE
     most = min(sum(each), small + reused + at_work)
-    width = plan.compute.weight_bytes
-    return range_around(width * small, width * at_work, width * (2 * most + at_work))
+    sizes = (small, at_work, 2 * most + at_work)
+    return range_around(*(plan.compute.weight_bytes * size for size in sizes))
 
 
 def saved_bytes(plan: Plan) -> int:
