@@ -267,8 +267,8 @@ class MultiNodeRun(RunAttempt):
     def __init__(self, plan: Plan, paths: RunPaths, head: Coordinator) -> None:
         """Wait for the followers, lock the folder and start. Raise BusyError or EkeError."""
         self._head = head
-        self._left_behind: float | None = None
-        self._killed_for = ""
+        self._left_behind: float | None = None  # time.monotonic() at a follower's failure
+        self._killed_for = ""  # reason of the kill
         head.gather(plan.ranks.timeout_s)
         make_private_dir(paths.folder)
         count = plan.processes_per_node

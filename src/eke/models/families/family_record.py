@@ -424,7 +424,7 @@ def kept_by_attention(
     here, there = shape.rows * target, shape.rows * source
     compute, result = shape.compute, here * shape.queries * shape.compute
     if kernel == "fused":
-        sums = here * shape.heads * FLOAT32_BYTES
+        sums = here * shape.heads * FLOAT32_BYTES  # log-sum-exp per query
         # On a CPU a boolean mask is converted to numbers.
         masks = here * source * compute if shape.masked and shape.on_cpu else 0
         operands = (here * shape.queries + 2 * there * shape.repeated) * compute
@@ -432,6 +432,7 @@ def kept_by_attention(
     scores = here * shape.heads * source
     operands = (here + 2 * there) * shape.queries  # keys and values are repeated per query head
     if kernel == "math":
+        # Probabilities. With dropout also its mask (1 byte on a GPU) and its result.
         matrices = FLOAT32_BYTES * scores * (3 if shape.dropout else 1)
         if shape.dropout and not shape.on_cpu:
             matrices = scores * (2 * FLOAT32_BYTES + 1)

@@ -203,8 +203,9 @@ def _allowed_batches(
     """Return the configuration with each allowed micro-batch, smallest first, or the rule.
 
     A micro-batch is excluded if rules reject it or report no benefit, unless they also do so for
-    the baseline. Rules only object to samples that share a micro-batch or to a step of several, so
-    if the smallest and the largest are allowed, all are. Forecasts exclude what does not fit.
+    the baseline. Rules only object to several samples in a micro-batch or to several micro-batches
+    in a step. So all are allowed if the smallest and the largest are, and none if neither is.
+    Forecasts exclude what does not fit.
     """
 
     def rule_against(config: Config) -> str:
