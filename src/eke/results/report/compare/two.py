@@ -328,7 +328,7 @@ def compare_sides(sides: Sequence[Side], tolerance: float | None = None) -> TwoS
         changes = ", ".join(f"{key} {' -> '.join(keys[key])}" for key in work)
         why = f"the work is not the same: {changes}"
     if why:
-        fix = Fix(remark=f"{sides[0].measuring}   (A's, where B was measured)")
+        fix = Fix(remark=f"{sides[0].measuring}   (of A, to run where B was measured)")
         raise ConfigError(Problem("A B", names, why, fix, "other_work"))
     notes = [f"{format_number(len(a & b), 'run')} of both sides are not compared"] if a & b else []
     for side, each in zip(sides, rows, strict=True):
