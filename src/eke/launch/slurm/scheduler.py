@@ -136,7 +136,7 @@ class SubmissionRefused(EkeError):
 
 
 def run_slurm_command(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Return a command's output. Raise SaidNo if it fails, EkeError if it does not answer."""
+    """Return a command's output. Raise EkeError if it fails or does not answer."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
