@@ -36,7 +36,10 @@ _STATES = ("weights", "gradients", "optimizer", "master")
 def _refine_with_trace(
     plan: Plan, found: list[MemoryPoint], traced: components.Traced
 ) -> list[MemoryPoint]:
-    """Return the closed form's moments with a trace's numbers. With sharding, only of the rest."""
+    """Return the closed form's moments with a trace's numbers.
+
+    A trace is of one process. With several, states and buffers remain those of the closed form.
+    """
     if plan.ranks.shards_states or (plan.ranks.is_ddp and plan.batch.world_size > 1):
         return [_with_traced_activations(moment, traced) for moment in found]
     # The highest moment of each phase, the first one of equals.

@@ -210,7 +210,7 @@ class Coordinator:
 
     def _accept(self) -> None:
         while True:
-            self._unknown.acquire()
+            self._unknown.acquire()  # wait if too many peers have not sent the secret yet
             try:
                 connection, _ = self._server.accept()
             except OSError:  # closed

@@ -151,7 +151,7 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
 
 
 def loss_head(model: nn.Module) -> _LossHead | None:
-    """Return the LossHead of a model, None without one."""
+    """Return the `_LossHead` of a model, None without one."""
     return next((module for module in model.modules() if isinstance(module, _LossHead)), None)
 
 

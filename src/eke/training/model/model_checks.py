@@ -237,7 +237,7 @@ def check_packing(model: nn.Module) -> None:
 
 @torch.no_grad()
 def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Raise RunError unless a model with a `LossHead` has the loss that its logits give."""
+    """Raise RunError unless a model with a `_LossHead` has the loss that its logits give."""
     inputs = probe_inputs(model, 0)
     labels = inputs["input_ids"]
     with preserve_rng_state(labels.device):

@@ -148,6 +148,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._forgotten: set[int] = set()
         """Numbers of storages that still exist and are not counted."""
         self._handles: set[bool] = set()
+        """Threads with a cuBLAS handle: false is the forward thread, true the backward thread."""
         self._phase = ""
         self._logits: tuple[int, int] | None = None
         """Elements and width of the logits, if there are any."""
