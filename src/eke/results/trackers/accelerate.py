@@ -89,7 +89,7 @@ class _AccelerateRun(TrackerClient):
 
         if not is_initialized():
             raise MirrorError("the run ended before its first step")
-        self._catch_up.seen = self.start(0)
+        self._catch_up.seen = self.start(0)  # last steps of earlier attempts, not to be sent again
 
     def _config(self) -> dict[str, Value]:
         """Return factors, and the configuration's keys by their path: `cfg.optimizer.lr`."""

@@ -51,7 +51,7 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
         back = again if unit in layers else unit is table
         how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": back, "mp_policy": policy}
         fully_shard(unit, **how, ignored_params=scalars)
-        if unit in (head, model):
+        if unit in (head, model):  # not resharded above: their evaluation has no backward pass
             unit.register_forward_hook(_free_gathered)
         if plan.device.kind == "cpu":
             unit.set_custom_reduce_scatter(_InPlace())
