@@ -217,6 +217,7 @@ def _files(request: PrepareRequest, data: schema.LocalRows) -> PrepareRequest:
 
 
 def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
+    """Return a hash of files. For a stream only of names, sizes and first bytes, as it is large."""
     try:
         if not streaming:
             return files_digest(files)

@@ -152,7 +152,7 @@ class RecipeResolver:
 
 
 def _smaller(before: ChoiceContext, after: ChoiceContext) -> str | None:
-    """Return the memory that a change saves with a step's samples, None if none or unknown."""
+    """Return the peak before and after, with a step in one micro-batch, None if it is not lower."""
     if before.forecast_whole is None or after.forecast_whole is None:
         return None
     old, new = before.forecast_whole.peak.expected, after.forecast_whole.peak.expected
