@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_rank_0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
-    """Train as the only rank, or as the rank that writes."""
+    """Train as the only rank, or as the rank that writes. `empty`: resident bytes at the start."""
     plan = read_plan(paths)
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine, cut_of(plan))

@@ -152,7 +152,7 @@ class RecipeResolver:
 
 
 def _smaller(before: ChoiceContext, after: ChoiceContext) -> str | None:
-    """Return the peak before and after, with a step in one micro-batch, None if it is not lower."""
+    """Return the peak before and after, for the largest micro-batch, None if not lower."""
     if before.forecast_whole is None or after.forecast_whole is None:
         return None
     old, new = before.forecast_whole.peak.expected, after.forecast_whole.peak.expected
