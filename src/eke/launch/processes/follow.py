@@ -113,7 +113,7 @@ class LiveText:
             lines.pop()
         if lines != self._drawn:
             up = f"\x1b[{n}A" if (n := self._go_up(self._drawn)) else ""  # ECMA-48, CUU
-            # ED erases all below. A longer override is broken by the terminal: its copy is whole.
+            # ED erases all below. The terminal breaks long lines, so that a copied one is whole.
             self.stream.write(f"\r{up}\x1b[J" + "\n".join(lines))
             self.stream.flush()
             self._drawn = lines
