@@ -269,6 +269,7 @@ def _choose_baselines(
             fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
             raise ConfigError(Problem("--baseline", wanted, why, fix, "ambiguous_baseline"))
         good = [v for v in here if v.records]
+        # In a group without the wanted baseline, which others of the machine have: its first one.
         if not wanted or (not here and any(v.machine == machine.letter for v in meant)):
             good = good or [v for v in part if v.records]
         chosen += good[:1]
