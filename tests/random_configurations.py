@@ -382,4 +382,11 @@ def undrawn_keys() -> set[str]:
     drawn = {*ALWAYS, *LENGTH, *_other_keys()}
     drawn |= {key for keys in FAMILY_SIZES.values() for key in keys}
     fixed = {key for key in CATALOGUE.keys if key.rpartition(".")[2] in FIXED_FIELDS}
-    return set(CATALOGUE.keys) - drawn - set(LEFT_OUT) - fixed
+    # Own code: tests/e2e/test_own_code.py, tests/unit/config/compose/test_own_code.py.
+    own = {
+        key
+        for key in CATALOGUE.keys
+        if "." in key and set(CATALOGUE.options_with(*key.split(".", 1))) == {"custom"}
+    }
+    own |= {"code.path", "loss.per", "loss.couples_batch", "metrics", "callbacks"}
+    return set(CATALOGUE.keys) - drawn - set(LEFT_OUT) - fixed - own

@@ -12,6 +12,7 @@ from forked_workers import run
 from live import attempts, curve, record_of
 from support import REPO
 
+from eke.estimate.memory import stop_tracing
 from eke.extend import examples
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,9 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # Other tests import the projects from where they are.
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(STRANGERS))])
-    return tmp_path
+    stop_tracing()  # its process would use the cache of another test
+    yield tmp_path
+    stop_tracing()
 
 
 def single_runs(tmp_path, name="runs"):
