@@ -30,7 +30,7 @@ class OwnCodeError(RunError):
 
 
 class _NoName(Exception):
-    """A module has no attribute of a name. `args`: the reason, and the closest name or None."""
+    """A name is missing. `args`: the reason, and the path of the closest name, or None."""
 
 
 def load_part(part: Part) -> Callable[..., Any]:
@@ -40,8 +40,7 @@ def load_part(part: Part) -> Callable[..., Any]:
             found = _resolve(part.target.replace(":", "."))
         except _NoName as error:
             why, near = error.args
-            module = part.target.rpartition(":")[0]
-            fix = f"\n  -> {target_key(part)}={module}.{near}" if near else ""
+            fix = f"\n  -> {target_key(part)}={near}" if near else ""
             raise OwnCodeError(f"{target_key(part)} = {part.target}: {why}{fix}", part) from error
     if not callable(found):
         key, kind = target_key(part), type(found).__name__
@@ -67,8 +66,8 @@ def _resolve(path: str) -> Any:
     for name in path.removeprefix(module).strip(".").split("."):
         if not hasattr(found, name):
             near = suggest_match(name, [each for each in dir(found) if not each.startswith("_")])
-            raise _NoName(f"{module} has no {name}", near)
-        found = getattr(found, name)
+            raise _NoName(f"{module} has no {name}", f"{module}.{near}" if near else None)
+        found, module = getattr(found, name), f"{module}.{name}"
     return found
 
 

@@ -222,6 +222,7 @@ def _flops(plan: Plan, model: nn.Module, batch: MicroBatch) -> int | None:
         return attention(query, key, *args, **kwargs)
 
     buffers = {name: buffer.to(meta) for name, buffer in model.named_buffers()}
+    # Code that needs values raises any of these on meta. If it is wrong, its first step says so.
     with suppress(RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         # On fake CPU tensors attention counts as 0. On meta it is two products.
         counter = FlopCounterMode(display=False)

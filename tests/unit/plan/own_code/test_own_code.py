@@ -50,7 +50,7 @@ def project(tmp_path, monkeypatch):
                     self.width = scale(width)
         """,
         "net/layers.py": "def scale(x): return 2 * x\n",
-        "net/data.txt": "beside",
+        "net/data.txt": "next to it",
         "net/unused.py": "raise SystemExit\n",
         "torch.py": "raise SystemExit\n",
     })  # fmt: skip
@@ -102,7 +102,7 @@ def test_frozen_text_runs_after_an_edit_under_its_original_path(project, tmp_pat
     assert net.width == 6
     module = sys.modules["net.model"]
     assert module.__file__ == str(project / "net/model.py")
-    assert module.DATA == "beside\n"
+    assert module.DATA == "next to it\n"
     assert "scale(width)" in inspect.getsource(type(net))
 
 
@@ -302,3 +302,13 @@ def test_frozen_code_works_in_a_process_of_its_own(project, tmp_path):
         capture_output=True, text=True, cwd="/",
     )  # fmt: skip
     assert done.stdout == "8\n", done.stderr
+
+
+def test_guess_for_a_method_keeps_its_class(project, tmp_path):
+    write(
+        project, {"net/layers.py": "class Kind:\n    def forge(self): ...\ndef scale(x): return x"}
+    )
+    part = Part("model", "net.layers:Kind.forgee", {})
+    served(part, tmp_path / "run")
+    with pytest.raises(OwnCodeError, match=r"model\.target=net\.layers\.Kind\.forge"):
+        load_part(part)
